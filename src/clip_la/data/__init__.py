@@ -1,0 +1,1 @@
+"""Shards and tables of image-text pairs, read into batches."""

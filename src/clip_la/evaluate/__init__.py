@@ -1,0 +1,1 @@
+"""Evaluators: each is run(bundle) -> metrics."""

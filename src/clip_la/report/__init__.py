@@ -1,0 +1,1 @@
+"""Reports read from the metrics.jsonl of runs."""
