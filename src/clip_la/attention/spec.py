@@ -97,6 +97,13 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 def _check_number_or(name: str, value: object, words: tuple[str, ...]) -> None:
     if isinstance(value, str) and value in words:
         return
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value != 0:
+    if (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value != 0
+    ):
         return
-    raise ValueError(f"attention.{name} is {value!r}; expected {', '.join(words)} or a finite number other than 0")
+    raise ValueError(
+        f"attention.{name} is {value!r}; expected {', '.join(words)} or a finite number other than 0"
+    )
