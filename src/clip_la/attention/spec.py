@@ -55,7 +55,7 @@ class AttentionSpec:
         for name in names:
             if getattr(self, name) != defaults[name]:
                 raise ValueError(
-                    f"attention.{name} = {getattr(self, name)!r} has no meaning for kind {self.kind!r}; remove it"
+                    f"attention.{name} = {getattr(self, name)!r} has no meaning for {self.kind}; remove it"
                 )
 
     @classmethod
