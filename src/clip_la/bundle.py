@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from clip_la.attention.spec import AttentionSpec
-from clip_la.openclip import list_linear_models
+from clip_la.openclip import WeightsError, list_linear_models
 
 ModelConfig = dict[str, Any]
 PRECISIONS = ("fp32", "amp", "amp_bf16", "amp_bfloat16", "bf16", "fp16", "pure_bf16", "pure_fp16")
@@ -211,6 +211,11 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     """Load any checkpoint that OpenCLIP reads, strictly; position embeddings are resized to fit.
 
     Raises:
-        RuntimeError: weights of another attention or another model.
+        WeightsError: weights of another attention or another model, or nothing readable at `path`.
     """
-    open_clip.load_checkpoint(model, str(path), strict=True)
+    try:
+        open_clip.load_checkpoint(model, str(path), strict=True)
+    except WeightsError:
+        raise
+    except Exception as error:  # whatever unpickling and tensor copies lead to
+        raise WeightsError(f"the weights in {path} can't be loaded: {error}") from error

@@ -78,6 +78,11 @@ def _add_flag(section: argparse._ArgumentGroup, name: str, entry: dataclasses.Fi
     section.add_argument(flag_name(name), **options)
 
 
+def flags_given(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that the command line names."""
+    return {name: value for name, value in vars(args).items() if name in _FIELDS}
+
+
 def refuse_unknown_flags(arguments: Sequence[str]) -> None:
     """Name the first flag that argparse didn't know: unsupported with its reason, or near matches.
 

@@ -30,6 +30,10 @@ _MODEL_CONFIG_DIR = Path(__file__).parent / "model_configs"
 _TAG_PREFIX = "attention_"
 
 
+class WeightsError(RuntimeError):
+    """Weights that don't belong in the model; the message names what each side is."""
+
+
 # --- The plugin -------------------------------------------------------------------------------------
 
 
@@ -172,7 +176,7 @@ def _refuse_other_attention(
     found = spec_of_weights(state_dict, prefix)
     if found is None or found == transformer.attention_spec or getattr(transformer, "_accept_softmax", False):
         return
-    raise RuntimeError(
+    raise WeightsError(
         f"the weights were trained with attention {found}, the model uses {transformer.attention_spec}; "
         "build the model with the weights' attention, or, to start a linear model from softmax weights on "
         "purpose, use clip_la.load_softmax_weights (clip-la train --pretrained-softmax)"
@@ -183,11 +187,11 @@ def load_softmax_weights(model: CLIP | CustomTextCLIP, path: str | Path) -> None
     """Start a model of any attention from softmax weights, on purpose. Gains keep their initial values.
 
     Raises:
-        RuntimeError: the weights are not softmax weights, or don't fit the model otherwise.
+        WeightsError: the weights are not softmax weights, or don't fit the model otherwise.
     """
     found = spec_of_weights(factory.load_state_dict(str(path)))
     if found is None or found.kind != "softmax":
-        raise RuntimeError(f"{path} holds {found or 'no attention weights'}; expected softmax weights")
+        raise WeightsError(f"{path} holds {found or 'no attention weights'}; expected softmax weights")
     with _accepting_softmax(model):
         keys = open_clip.load_checkpoint(model, str(path), strict=False)
     own = [
@@ -196,7 +200,7 @@ def load_softmax_weights(model: CLIP | CustomTextCLIP, path: str | Path) -> None
         if key.rpartition(".")[2] not in (_tag_name(model.attention_spec), "gain")
     ]
     if own or keys.unexpected_keys:
-        raise RuntimeError(f"{path} doesn't fit the model: missing {own}, unexpected {keys.unexpected_keys}")
+        raise WeightsError(f"{path} doesn't fit the model: missing {own}, unexpected {keys.unexpected_keys}")
 
 
 @contextmanager

@@ -1,0 +1,271 @@
+"""`clip-la`: one thin function a command; what a command does lives in the package that it names."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from clip_la.version import __version__
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+_EXIT_CODES = """exit codes:
+  0   done
+  1   failed; the last line says why (for `check`: something is wrong with the shards)
+  2   the command line or the config can't be used
+  3   training stopped: too many non-finite steps in a row; the last good checkpoint is kept
+  75  training was stopped by a signal and has saved; the same command continues"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; errors that a person can act on become one line and an exit code."""
+    parser = build_parser()
+    args, rest = parser.parse_known_args(argv)
+    if rest and args.command != "train":
+        parser.error(f"unexpected {' '.join(rest)}")
+    args.rest = rest
+    _set_up_logging(getattr(args, "log_level", "info"))
+    return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from clip_la.checkpoint import CheckpointError
+    from clip_la.config import ConfigError
+    from clip_la.data.losses import NoUsableSamples
+    from clip_la.distributed import LaunchError
+    from clip_la.openclip import WeightsError
+
+    try:
+        code: int = args.run(args)
+    except ConfigError as error:
+        return _fail(error, EXIT_USAGE)
+    except (CheckpointError, LaunchError, NoUsableSamples, WeightsError, ValueError, OSError) as error:
+        return _fail(error, EXIT_FAILED)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    return code
+
+
+def _fail(error: Exception | str, code: int) -> int:
+    logging.getLogger("clip_la").debug("in full:", exc_info=isinstance(error, Exception))
+    print(f"clip-la: {error}", file=sys.stderr)
+    return code
+
+
+def _set_up_logging(level: str) -> None:
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
+    logging.getLogger("clip_la").setLevel(level.upper())
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="clip-la",
+        description="Train, evaluate and compare CLIP models with linear attention in both towers.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"clip-la {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in (
+        _add_demo_data,
+        _add_check,
+        _add_train,
+        _add_eval,
+        _add_report,
+        _add_fit,
+        _add_runs,
+        _add_models,
+    ):
+        add(commands)
+    return parser
+
+
+def _command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], help: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help,
+        description=help,
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+# --- Data -------------------------------------------------------------------------------------------
+
+
+def _add_demo_data(commands: Any) -> None:
+    parser = _command(
+        commands, "demo-data", _demo_data, "Generate a small image-text set with a held-out zero-shot tree."
+    )
+    parser.add_argument("out", type=Path, help="folder to make")
+    parser.add_argument("--num-pairs", type=int, default=None, help="training pairs")
+    parser.add_argument("--image-size", type=int, default=64, help="pixels a side (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same bytes (default: %(default)s)")
+
+
+def _demo_data(args: argparse.Namespace) -> int:
+    from clip_la.data.demo import build_demo_data
+
+    size = {} if args.num_pairs is None else {"num_pairs": args.num_pairs}
+    print(build_demo_data(args.out, image_size=args.image_size, seed=args.seed, **size))
+    return 0
+
+
+def _add_check(commands: Any) -> None:
+    from clip_la.data.check import add_arguments
+
+    parser = _command(
+        commands, "check", _check, "Read shards through and say what is in them and what is wrong."
+    )
+    add_arguments(parser)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from clip_la.data.check import run_check
+
+    return run_check(args)
+
+
+# --- Training ---------------------------------------------------------------------------------------
+
+
+def _add_train(commands: Any) -> None:
+    from clip_la.config_sources import add_flags
+
+    parser = _command(
+        commands,
+        "train",
+        _train,
+        "Train a model. Flags are OpenCLIP's and win over the config; run again to continue.",
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="YAML file; `base: OTHER.yaml` in it inherits"
+    )
+    add_flags(parser)
+
+
+def _train(args: argparse.Namespace) -> int:
+    from clip_la.config_sources import flags_given, load_run_config, refuse_unknown_flags
+    from clip_la.train.loop import train
+
+    refuse_unknown_flags(args.rest)
+    config = load_run_config(args.config, flags_given(args))
+    _set_up_logging(config.log_level)
+    return train(config)
+
+
+def _add_runs(commands: Any) -> None:
+    parser = _command(
+        commands, "runs", _runs, "List the runs of a logs folder: state, progress, last figures."
+    )
+    parser.add_argument("logs", type=Path, nargs="?", default=Path("logs"), help="default: logs")
+
+
+def _runs(args: argparse.Namespace) -> int:
+    from clip_la.report.listing import list_runs, listing_text
+
+    print(listing_text(list_runs(args.logs)))
+    return 0
+
+
+def _add_models(commands: Any) -> None:
+    _command(commands, "models", _models, "List the models that this package adds to OpenCLIP's.")
+
+
+def _models(args: argparse.Namespace) -> int:
+    from clip_la.attention.spec import AttentionSpec
+    from clip_la.bundle import resolve_model_config
+    from clip_la.openclip import list_linear_models
+
+    for name in list_linear_models():
+        config = resolve_model_config(name)
+        print(f"{name:<20} attention {AttentionSpec.from_config(config.get('attention'))}")
+    return 0
+
+
+# --- Evaluation and reports -------------------------------------------------------------------------
+
+
+def _add_eval(commands: Any) -> None:
+    from clip_la.evaluate.command import add_arguments
+
+    parser = _command(
+        commands, "eval", _eval, "Zero-shot accuracy of a checkpoint over a tree of image folders."
+    )
+    parser.add_argument(
+        "--checkpoint", type=Path, required=True, metavar="FILE", help="checkpoint, or a run's folder"
+    )
+    parser.add_argument("--precision", default=None, help="default: the one it was trained in")
+    parser.add_argument("--device", default="auto", help="auto, cuda or cpu (default: %(default)s)")
+    add_arguments(parser)
+
+
+def _eval(args: argparse.Namespace) -> int:
+    from clip_la.checkpoint import load_bundle
+    from clip_la.distributed import init_world, leave_world
+    from clip_la.evaluate.command import ZeroShotOptions, format_zero_shot, run_zero_shot
+
+    world = init_world(args.device)
+    try:
+        bundle = load_bundle(args.checkpoint, precision=args.precision, device=world.device)
+        report = run_zero_shot(bundle, ZeroShotOptions.from_args(args), str(args.checkpoint))
+        if world.is_main:
+            print(format_zero_shot(report))
+    finally:
+        leave_world()
+    return 0
+
+
+def _add_report(commands: Any) -> None:
+    parser = _command(
+        commands, "report", _report, "Compare runs: table, curves, one self-contained HTML page."
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders")
+    parser.add_argument(
+        "--out", type=Path, default=Path("report"), help="folder to write (default: %(default)s)"
+    )
+    parser.add_argument("--log-axis", action="store_true", help="losses on a logarithmic axis")
+
+
+def _report(args: argparse.Namespace) -> int:
+    from clip_la.report.write import write_report
+
+    summary = write_report(args.runs, args.out, log_axis=args.log_axis)
+    print(summary.text)
+    print("\nwritten: " + ", ".join(map(str, summary.paths)))
+    return 0
+
+
+def _add_fit(commands: Any) -> None:
+    parser = _command(
+        commands, "fit", _fit, "Fit L(N) = a N^-b over runs of different sizes, for each attention."
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders")
+    parser.add_argument(
+        "--out", type=Path, default=Path("fit"), help="folder to write (default: %(default)s)"
+    )
+
+
+def _fit(args: argparse.Namespace) -> int:
+    from clip_la.report.scaling import write_fit
+
+    summary = write_fit(args.runs, args.out)
+    print(summary.text)
+    print("\nwritten: " + ", ".join(map(str, summary.paths)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Training: one loop, and the parts it is made of."""

@@ -1,0 +1,288 @@
+"""The training spine: train -> build_run -> fit -> step. Read it top to bottom.
+
+The clock is global samples seen. Start order: the run's own newest readable checkpoint -> `--resume`
+-> `--pretrained` / `--pretrained-softmax` -> scratch; so the same command, run again, continues.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from clip_la import checkpoint
+from clip_la.checkpoint import CheckpointError
+from clip_la.config import RunConfig
+from clip_la.data.loader import Batch
+from clip_la.distributed import init_world, leave_world
+from clip_la.evaluate import Evaluator
+from clip_la.train import resume
+from clip_la.train.contrast import Micro
+from clip_la.train.folder import log_to_file, run_folder
+from clip_la.train.meter import Meter, StepResult
+from clip_la.train.optim import lr_at
+from clip_la.train.run import Run, build_run
+from clip_la.train.signals import StopRequest
+
+logger = logging.getLogger(__name__)
+
+EXIT_FINISHED = 0
+EXIT_NON_FINITE = 3
+EXIT_STOPPED = 75  # EX_TEMPFAIL: the checkpoint is saved, the same command continues
+MAX_LOGIT_SCALE = math.log(100)
+MUCH_DATA_WAIT = 0.25
+
+
+def train(config: RunConfig) -> int:
+    """Train one rank's part of a run to its end, or to a signal.
+
+    Returns:
+        The exit code: 0 finished, 3 stopped on non-finite steps, 75 stopped by a signal and saved.
+
+    Raises:
+        ConfigError: the config can't be used.
+        CheckpointError: the last checkpoint couldn't be written.
+    """
+    world = init_world(config.device, config.dist_backend, config.dist_timeout_minutes)
+    try:
+        if not world.is_main:
+            return fit(build_run(config, world, Path(config.logs) / str(config.name)))
+        with run_folder(config) as folder:
+            log_to_file(folder)
+            return fit(build_run(config, world, folder))
+    finally:
+        leave_world()
+
+
+def fit(run: Run) -> int:
+    """Steps until the samples are seen, a signal comes, or the numbers stop being finite."""
+    started = time.time()
+    with StopRequest() as stop:
+        reason = _fit(run, stop)
+    if run.store is not None:
+        run.store.wait()
+    run.record("run_end", reason=reason, seconds=time.time() - started)
+    if reason == "finished":
+        logger.info("finished: %s", run.folder)
+        return EXIT_FINISHED
+    if reason == "non_finite":
+        logger.error("stopped: %d steps in a row were not finite", run.config.max_bad_steps)
+        return EXIT_NON_FINITE
+    logger.info("stopped by %s and saved; run the same command again to continue", reason)
+    return EXIT_STOPPED
+
+
+def _fit(run: Run, stop: StopRequest) -> str:
+    if run.progress.samples >= run.clock.total_samples:
+        return "finished"
+    run.model.train()
+    meter = Meter()
+    last_save = (run.progress.samples, time.time())
+    bad_in_a_row = 0
+    with _progress_bar(run) as bar:
+        for micro_batches in _grouped(iter(run.loader), run.config.accum_freq):
+            meter.data_ready()
+            epoch = run.epoch
+            result = step(run, micro_batches, stop.requested)
+            bad_in_a_row = 0 if result.finite else bad_in_a_row + 1
+            meter.add(result, run.global_batch)
+            bar.update(run.global_batch)
+            done = run.progress.samples >= run.clock.total_samples
+            if run.progress.step % run.config.log_every_n_steps == 0 or done:
+                _log_step(run, meter)
+            if bad_in_a_row >= run.config.max_bad_steps:
+                return "non_finite"
+            if run.epoch > epoch or done:
+                _end_epoch(run, done)
+                last_save = (run.progress.samples, time.time())
+            elif result.stop or _save_is_due(run, *last_save):
+                save(run)
+                last_save = (run.progress.samples, time.time())
+            if done:
+                return "finished"
+            if result.stop:
+                return stop.signal_name or "signal on another rank"
+            meter.step_done()
+    raise RuntimeError("the loader ended; it never should")
+
+
+def _grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+    while True:
+        yield [next(batches) for _ in range(size)]
+
+
+def _save_is_due(run: Run, samples: int, saved_at: float) -> bool:
+    every = run.config.save_every_samples
+    if every is not None and run.progress.samples // every > samples // every:
+        return True
+    minutes = run.config.save_every_minutes
+    due = minutes is not None and time.time() - saved_at >= 60 * minutes
+    # Clocks differ between ranks, and saving is a collective: rank 0's clock decides.
+    return bool(run.world.broadcast(due)) if minutes is not None else due
+
+
+def _end_epoch(run: Run, done: bool) -> None:
+    progress, config = run.progress, run.config
+    mean_loss = progress.epoch_loss / max(1, progress.epoch_steps)
+    run.record("epoch", epoch=run.epoch, loss=mean_loss, losses=dict(progress.lost))
+    logger.info("epoch %d of %d: mean loss %.4f", run.epoch, config.epochs, mean_loss)
+    if progress.lost:
+        logger.info(
+            "samples lost so far: %s", ", ".join(f"{n} {cause}" for cause, n in progress.lost.items())
+        )
+    progress.epoch_loss, progress.epoch_steps = 0.0, 0
+    due = [e for every, e in run.evaluators if done or (every and run.epoch % every == 0)]
+    keep = done or bool(config.save_frequency and run.epoch % config.save_frequency == 0)
+    if keep or due:
+        save(run, epoch=run.epoch if keep else None)
+    for evaluator in due:
+        evaluate(run, evaluator)
+
+
+def evaluate(run: Run, evaluator: Evaluator) -> None:
+    """Run one evaluator on the weights as they are; a failure is reported and training goes on."""
+    rng = torch.get_rng_state()
+    try:
+        metrics = evaluator.run(run.bundle)
+    except Exception:
+        logger.exception("evaluation %s failed; training goes on", evaluator.name)
+        run.record("eval_failed", name=evaluator.name)
+    else:
+        run.record("eval", name=evaluator.name, metrics=metrics)
+        shown = {key: value for key, value in metrics.items() if isinstance(value, float)}
+        logger.info("%s: %s", evaluator.name, ", ".join(f"{k} {v:.4g}" for k, v in shown.items()))
+    finally:
+        torch.set_rng_state(rng)
+        run.model.train()
+
+
+def save(run: Run, *, epoch: int | None = None) -> None:
+    """Save a checkpoint in the background. A collective: every rank hands in its RNG and data position."""
+    ranks = run.world.gather({"rng": resume.rng_state(run.world), "loader": run.loader_state})
+    if run.store is None:
+        return
+    content = {
+        "format": checkpoint.FORMAT,
+        "name": run.config.name,
+        "epoch": run.epoch,
+        "state_dict": run.bundle.model.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        "scaler": run.scaler.state_dict() if run.scaler is not None else None,
+        "progress": {**vars(run.progress), "lost": dict(run.progress.lost)},
+        "clock": vars(run.clock),
+        "config": resume.plain(vars(run.config)),
+        "model_name": run.bundle.model_name,
+        "model_config": run.bundle.model_config,
+        "preprocess_config": run.bundle.preprocess_config,
+        "precision": run.config.precision,
+        "ranks": ranks,
+        "versions": resume.versions(),
+    }
+    try:
+        run.store.save(content, samples=run.progress.samples, epoch=epoch)
+    except CheckpointError as error:
+        logger.error("%s; training goes on and tries again at the next save", error)
+
+
+def step(run: Run, batches: Sequence[Batch], stop_requested: bool) -> StepResult:
+    """One optimizer step on the samples of all micro-batches of all ranks."""
+    lr = lr_at(run.progress.samples, run.config, run.clock, run.global_batch)
+    for group in run.optimizer.param_groups:
+        group["lr"] = lr
+    run.optimizer.zero_grad()
+    micros = [_to_device(run, batch) for batch in batches]
+    loss = run.contrast.backward(run.model, micros, run.scaler)
+    if run.scaler is not None:
+        run.scaler.unscale_(run.optimizer)
+    grad_norm = _clip(run)
+    mean_loss, stops = run.world.sum(float(loss), float(stop_requested))
+    mean_loss /= run.world.size
+    finite = math.isfinite(mean_loss) and math.isfinite(grad_norm)
+    _update(run, finite)
+    _advance(run, batches, mean_loss if finite else None)
+    logit_scale = run.bundle.model.get_parameter("logit_scale").exp().mean().item()
+    return StepResult(mean_loss, grad_norm, lr, logit_scale, finite, stops > 0)
+
+
+def _to_device(run: Run, batch: Batch) -> Micro:
+    images = batch.images.to(run.world.device, run.bundle.input_dtype, non_blocking=True)
+    return Micro(images, batch.texts.to(run.world.device, non_blocking=True))
+
+
+def _clip(run: Run) -> float:
+    """The gradient's global norm before clipping, equal on all ranks: DDP has averaged."""
+    parameters = [p for p in run.bundle.model.parameters() if p.grad is not None]
+    norm: Tensor = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if run.config.grad_clip_norm is not None:
+        nn.utils.clip_grads_with_norm_(parameters, run.config.grad_clip_norm, norm)
+    return norm.item()
+
+
+def _update(run: Run, finite: bool) -> None:
+    if run.scaler is not None:
+        run.scaler.step(run.optimizer)  # skips by itself what isn't finite
+        run.scaler.update()
+    elif finite:
+        run.optimizer.step()
+    with torch.no_grad():
+        run.bundle.model.get_parameter("logit_scale").clamp_(0, MAX_LOGIT_SCALE)
+
+
+def _advance(run: Run, batches: Sequence[Batch], loss: float | None) -> None:
+    progress = run.progress
+    progress.samples += run.global_batch
+    progress.step += 1
+    if loss is None:
+        progress.skipped_steps += 1
+    else:
+        progress.epoch_loss += loss
+        progress.epoch_steps += 1
+    for batch in batches:
+        progress.lost.update(batch.losses)
+        for example in batch.examples:
+            logger.warning("lost: %s", example)
+    run.loader_state = batches[-1].state
+
+
+def _log_step(run: Run, meter: Meter) -> None:
+    figures, progress = meter.take(), run.progress
+    lost = int(sum(run.world.sum(float(sum(progress.lost.values())))))
+    run.record(
+        "train",
+        step=progress.step,
+        epoch=run.epoch,
+        **figures,
+        skipped_steps=progress.skipped_steps,
+        lost_samples=lost,
+    )
+    logger.info(
+        "%s of %s samples (%.0f %%): loss %.4f, lr %.2e, scale %.1f, grad %.2f, %.0f samples/s, wait %.0f %%",
+        f"{progress.samples:,}",
+        f"{run.clock.total_samples:,}",
+        100 * progress.samples / run.clock.total_samples,
+        *(figures[name] for name in ("loss", "lr", "logit_scale", "grad_norm", "samples_per_second")),
+        100 * figures["data_wait"],
+    )
+    if progress.skipped_steps:
+        logger.warning("%d steps so far were not finite and were skipped", progress.skipped_steps)
+    if figures["data_wait"] > MUCH_DATA_WAIT:
+        logger.info("training waits for data; more --workers or faster storage would help")
+
+
+def _progress_bar(run: Run) -> tqdm[Any]:
+    """A live line on a terminal; nothing where output goes to a file."""
+    return tqdm(
+        total=run.clock.total_samples,
+        initial=run.progress.samples,
+        unit=" samples",
+        unit_scale=True,
+        desc=run.config.name,
+        disable=None if run.world.is_main else True,
+    )

@@ -1,0 +1,237 @@
+"""A run's parts and how they are built: model, data, optimizer, and the state they continue from."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from clip_la.bundle import ClipBundle, build, load_weights, resolve_model_config
+from clip_la.checkpoint import CheckpointStore
+from clip_la.config import ConfigError, RunConfig
+from clip_la.data.loader import TrainLoader
+from clip_la.data.spec import DataSpec
+from clip_la.distributed import World
+from clip_la.evaluate import Evaluator
+from clip_la.metrics import MetricsLog, build_sinks
+from clip_la.openclip import load_softmax_weights
+from clip_la.train import resume
+from clip_la.train.contrast import Contrast
+from clip_la.train.optim import Clock, build_optimizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Progress:
+    """What a run has done so far; saved in checkpoints."""
+
+    samples: int = 0
+    step: int = 0
+    skipped_steps: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    epoch_loss: float = 0.0
+    epoch_steps: int = 0
+
+
+@dataclass
+class Run:
+    """Everything that one rank trains with."""
+
+    config: RunConfig
+    world: World
+    folder: Path
+    bundle: ClipBundle
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler | None
+    contrast: Contrast
+    loader: TrainLoader
+    loader_state: dict[str, Any] | None
+    clock: Clock
+    evaluators: Sequence[tuple[int, Evaluator]]
+    store: CheckpointStore | None
+    metrics: MetricsLog | None
+    progress: Progress
+
+    @property
+    def global_batch(self) -> int:
+        """Samples in one step, over ranks and micro-steps."""
+        return self.config.batch_size * self.config.accum_freq * self.world.size
+
+    @property
+    def epoch(self) -> int:
+        """Virtual epochs completed."""
+        return self.progress.samples // self.clock.epoch_samples
+
+    def record(self, kind: str, **values: Any) -> None:
+        """Write to metrics.jsonl, on the rank that has it."""
+        if self.metrics is not None:
+            self.metrics.write(kind, self.progress.samples, **values)
+
+
+def build_run(config: RunConfig, world: World, folder: Path) -> Run:
+    """Model, data, optimizer and the state that the run continues from."""
+    store = CheckpointStore(folder / "checkpoints", config.keep_last) if world.is_main else None
+    saved = resume.find(folder / "checkpoints", config, world)
+    resume.seed_everything(config.seed)
+    bundle = _build_model(config, world, fresh=saved is None)
+    resume.seed_everything(config.seed + world.rank)
+    if saved is not None:
+        bundle.model.load_state_dict(saved["state_dict"])
+    optimizer = build_optimizer(bundle.model, config)
+    scaler = torch.amp.GradScaler(world.device.type) if config.precision == "amp" else None
+    loader_state = resume.loader_state(saved, config, world)
+    loader = _build_loader(config, world, bundle, loader_state)
+    progress = Progress()
+    if saved is not None:
+        optimizer.load_state_dict(saved["optimizer"])
+        if scaler is not None:
+            scaler.load_state_dict(saved["scaler"])
+        progress = Progress(**{**saved["progress"], "lost": Counter(saved["progress"]["lost"])})
+    run = Run(
+        config=config,
+        world=world,
+        folder=folder,
+        bundle=bundle,
+        model=_wrap(bundle.model, config, world),
+        optimizer=optimizer,
+        scaler=scaler,
+        contrast=Contrast(config, world, bundle),
+        loader=loader,
+        loader_state=loader_state,
+        clock=resume.clock(saved, config, world, loader.num_samples),
+        evaluators=build_evaluators(config),
+        store=store,
+        metrics=MetricsLog(folder / "metrics.jsonl", build_sinks(config, folder)) if world.is_main else None,
+        progress=progress,
+    )
+    _announce(run, resumed=saved is not None)
+    resume.restore_rng(saved, world)
+    return run
+
+
+def _build_model(config: RunConfig, world: World, *, fresh: bool) -> ClipBundle:
+    model_config = resolve_model_config(
+        config.model,
+        attention=config.attention,
+        force_image_size=config.force_image_size,
+        force_context_length=config.force_context_length,
+        force_patch_dropout=config.force_patch_dropout,
+        force_quick_gelu=config.force_quick_gelu,
+        force_custom_text=config.force_custom_text,
+    )
+    preprocess = {
+        "mean": config.image_mean,
+        "std": config.image_std,
+        "interpolation": config.image_interpolation,
+        "resize_mode": config.image_resize_mode,
+    }
+    bundle = build(
+        model_config,
+        model_name=Path(config.model).stem if config.model.endswith(".json") else config.model,
+        precision=config.precision,
+        device=world.device,
+        preprocess_config={key: value for key, value in preprocess.items() if value is not None},
+        aug_cfg=config.aug_cfg,
+    )
+    if fresh and config.pretrained:
+        load_weights(bundle.model, config.pretrained)
+    if fresh and config.pretrained_softmax:
+        load_softmax_weights(bundle.model, config.pretrained_softmax)
+    model: Any = bundle.model
+    if config.lock_image:
+        model.lock_image_tower(unlocked_groups=config.lock_image_unlocked_groups)
+    if config.lock_text:
+        model.lock_text_tower(unlocked_layers=config.lock_text_unlocked_layers)
+    if config.grad_checkpointing:
+        model.set_grad_checkpointing()
+    return bundle
+
+
+def _wrap(model: nn.Module, config: RunConfig, world: World) -> nn.Module:
+    wrapped: Any = torch.compile(model) if config.torchcompile else model
+    if world.is_distributed:
+        device_ids = [world.device] if world.device.type == "cuda" else None
+        wrapped = DistributedDataParallel(
+            wrapped, device_ids=device_ids, static_graph=config.ddp_static_graph
+        )
+    return wrapped  # type: ignore[no-any-return]
+
+
+def _build_loader(
+    config: RunConfig, world: World, bundle: ClipBundle, state: dict[str, Any] | None
+) -> TrainLoader:
+    if config.train_data is None:
+        raise ConfigError("no training data; give --train-data")
+    spec = DataSpec(
+        train_data=config.train_data,
+        batch_size=config.batch_size,
+        dataset_type=config.dataset_type,  # type: ignore[arg-type]
+        num_samples=config.train_num_samples,
+        seed=config.seed,
+        rank=world.rank,
+        world_size=world.size,
+        workers=config.workers,
+        shuffle_block=config.shuffle_block,
+        resampled=config.dataset_resampled,
+        upsampling_factors=config.train_data_upsampling_factors,
+        csv_img_key=config.csv_img_key,
+        csv_caption_key=config.csv_caption_key,
+        csv_separator=config.csv_separator,
+        empty_caption=config.empty_caption,  # type: ignore[arg-type]
+        allow_pipe=config.allow_pipe,
+        pin_memory=world.device.type == "cuda",
+    )
+    return TrainLoader(spec, bundle.preprocess_train, bundle.tokenizer, state)
+
+
+def build_evaluators(config: RunConfig) -> list[tuple[int, Evaluator]]:
+    """(epochs between evaluations, evaluator) for each that the config asks for."""
+    evaluators: list[tuple[int, Evaluator]] = []
+    if config.zeroshot and config.classnames:
+        from clip_la.evaluate.zeroshot import ZeroShotFolder
+
+        evaluator = ZeroShotFolder(
+            config.zeroshot, config.classnames, config.templates, workers=config.workers
+        )
+        evaluators.append((config.zeroshot_frequency, evaluator))
+    return evaluators
+
+
+def _announce(run: Run, *, resumed: bool) -> None:
+    spec, model = run.bundle.spec, run.bundle.model
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    logger.info("run folder: %s", run.folder)
+    logger.info(
+        "model %s: attention %s, %s parameters, %s on %s",
+        run.bundle.model_name, spec, f"{num_parameters:,}", run.config.precision, run.world.device,
+    )  # fmt: skip
+    logger.info(
+        "data: %s samples an epoch, %d epochs; global batch %d = %d x %d micro-steps x %d ranks",
+        f"{run.clock.epoch_samples:,}", run.config.epochs, run.global_batch,
+        run.config.batch_size, run.config.accum_freq, run.world.size,
+    )  # fmt: skip
+    if resumed:
+        logger.info(
+            "continuing at %s of %s samples", f"{run.progress.samples:,}", f"{run.clock.total_samples:,}"
+        )
+    run.record(
+        "run_start",
+        model=run.bundle.model_name,
+        attention=spec.to_config(),
+        num_parameters=num_parameters,
+        versions=resume.versions(),
+        resumed=resumed,
+        samples_total=run.clock.total_samples,
+        world_size=run.world.size,
+        global_batch_size=run.global_batch,
+        device=str(run.world.device),
+    )
