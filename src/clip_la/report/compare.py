@@ -1,0 +1,271 @@
+"""Runs side by side: how their configs differ, and what would make a comparison of them wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from clip_la.report.runs import Run
+from clip_la.report.summary import RunSummary, ZeroShot, summarise
+from clip_la.report.text import evaluation, percent, setting
+
+ABSENT = "(not recorded)"
+"""Stands for the value of a key that a run's config does not have."""
+
+EXPECTED_KEYS = ("model", "attention")
+"""What runs are compared over; a difference in these is no warning."""
+
+DATA_KEYS = (
+    "train_data",
+    "train_num_samples",
+    "dataset_type",
+    "dataset_resampled",
+    "train_data_upsampling_factors",
+    "empty_caption",
+    "aug_cfg",
+    "zeroshot",
+    "classnames",
+    "templates",
+    "val_data",
+    "val_num_samples",
+)
+
+HOUSEKEEPING_KEYS = (
+    "name",
+    "logs",
+    "resume",
+    "workers",
+    "save_frequency",
+    "save_every_samples",
+    "save_every_minutes",
+    "keep_last",
+    "log_every_n_steps",
+    "log_level",
+    "report_to",
+    "wandb_project_name",
+    "wandb_notes",
+    "dist_timeout_minutes",
+)
+"""Settings that can't change what is learned; their differences are listed without a warning."""
+
+_HIGH_DATA_WAIT = 0.2
+_SAME_SIZE = 0.01
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something the reader must know before believing a comparison.
+
+    A "warning" makes the numbers wrong or not comparable; a "note" is only good to know.
+    """
+
+    severity: Literal["warning", "note"]
+    message: str
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ConfigDifference:
+    """`differs`: key -> run name -> value, `ABSENT` where a run lacks the key; `equal`: key -> value.
+
+    The versions of the software that each run recorded are among the keys, as `versions.NAME`.
+    """
+
+    differs: dict[str, dict[str, Any]]
+    equal: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    summaries: tuple[RunSummary, ...]
+    config: ConfigDifference
+    findings: tuple[Finding, ...]
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.severity == "warning")
+
+
+def compare(runs: Sequence[Run], now: float | None = None) -> Comparison:
+    """Compare runs with unique names. `now` (unix seconds) as in `summarise`."""
+    summaries = tuple(summarise(run, now) for run in runs)
+    config = config_difference(runs)
+    findings = [*_between(summaries, config)]
+    for run, summary in zip(runs, summaries, strict=True):
+        findings += _within(run, summary)
+    findings.sort(key=lambda finding: finding.severity, reverse=True)  # warnings first, else in order
+    return Comparison(summaries, config, tuple(findings))
+
+
+def config_difference(runs: Sequence[Run]) -> ConfigDifference:
+    """Which config keys and software versions differ between runs, and which are equal."""
+    configs = {run.name: {**run.config, **_versions(run)} for run in runs}
+    keys = dict.fromkeys(key for config in configs.values() for key in config)
+    differs, equal = {}, {}
+    for key in keys:
+        values = {name: config.get(key, ABSENT) for name, config in configs.items()}
+        if len({_fingerprint(value) for value in values.values()}) > 1:
+            differs[key] = values
+        else:
+            equal[key] = next(iter(values.values()))
+    return ConfigDifference(differs, equal)
+
+
+def _versions(run: Run) -> dict[str, Any]:
+    versions = run.start.get("versions")
+    return {f"versions.{key}": value for key, value in versions.items()} if isinstance(versions, dict) else {}
+
+
+def _fingerprint(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _between(summaries: Sequence[RunSummary], config: ConfigDifference) -> list[Finding]:
+    """Findings from what differs between runs."""
+    facts: dict[str, dict[str, Any]] = {
+        "the global batch size": {s.name: s.global_batch_size for s in summaries},
+        "the planned number of samples": {s.name: s.samples_total for s in summaries},
+        "the number of samples seen": {s.name: s.samples for s in summaries},
+        "the seed": config.differs.get("seed", {}),
+        **{f"the data ({key})": config.differs.get(key, {}) for key in DATA_KEYS},
+        **_zeroshot_facts(summaries),
+    }
+    findings = [
+        Finding("warning", f"The runs differ in {what}: {_groups(values)}.", tuple(values))
+        for what, values in facts.items()
+        if len({_fingerprint(value) for value in values.values()}) > 1
+    ]
+    explained = {"seed", "batch_size", "accum_freq", "epochs", *EXPECTED_KEYS, *DATA_KEYS, *HOUSEKEEPING_KEYS}
+    for key, values in config.differs.items():
+        if key.split(".")[0] not in explained:
+            severity: Literal["warning", "note"] = "note" if key.startswith("versions.") else "warning"
+            findings.append(Finding(severity, f"The runs differ in {key}: {_groups(values)}.", tuple(values)))
+    return findings + _sizes(summaries)
+
+
+def _zeroshot_facts(summaries: Sequence[RunSummary]) -> dict[str, dict[str, Any]]:
+    """Two runs' accuracies on a set of one name are only comparable over as many classes and images."""
+    facts: dict[str, dict[str, Any]] = {}
+    of_interest: dict[str, Callable[[ZeroShot], Any]] = {
+        "the number of images of": lambda z: z.num_images,
+        "the chance level of": lambda z: z.chance,
+    }
+    for what, value_of in of_interest.items():
+        for summary in summaries:
+            for zeroshot in summary.zeroshot:
+                facts.setdefault(f"{what} {evaluation(zeroshot.name)}", {})[summary.name] = value_of(zeroshot)
+    return facts
+
+
+def _sizes(summaries: Sequence[RunSummary]) -> list[Finding]:
+    sizes = {s.name: s.num_parameters for s in summaries if s.num_parameters}
+    if not sizes or max(sizes.values()) <= min(sizes.values()) * (1 + _SAME_SIZE):
+        return []
+    return [Finding("note", f"The models differ in size: {_groups(sizes)} parameters.", tuple(sizes))]
+
+
+def _groups(values: Mapping[str, Any]) -> str:
+    """ "128 (a, b); 256 (c)": each value once, with the runs that have it."""
+    names: dict[str, list[str]] = {}
+    for name, value in values.items():
+        names.setdefault("unknown" if value is None else setting(value), []).append(name)
+    return "; ".join(f"{value} ({', '.join(group)})" for value, group in names.items())
+
+
+def _within(run: Run, summary: RunSummary) -> list[Finding]:
+    """Findings about one run alone."""
+    found: list[tuple[Literal["warning", "note"], bool, str]] = [
+        (
+            "warning",
+            summary.num_non_finite > 0,
+            f"its loss was not finite in {summary.num_non_finite} log interval(s)",
+        ),
+        (
+            "warning",
+            summary.skipped_steps > 0,
+            f"skipped {summary.skipped_steps} step(s) that were not finite",
+        ),
+        ("warning", summary.lost_samples > 0, _lost(summary)),
+        ("warning", summary.state != "finished", f"is not finished: {summary.state}, {_progress(summary)}"),
+        ("warning", _finished_short(summary), f"says it is finished, but saw only {_progress(summary)}"),
+        ("warning", _learned_nothing(summary), _no_learning(summary)),
+        (
+            "warning",
+            run.num_restarts > 0,
+            f"was begun again from nothing {run.num_restarts} time(s) in its folder",
+        ),
+        (
+            "warning",
+            bool(run.backward_lines),
+            f"its metrics go back in samples at line(s) {_some(run.backward_lines)} without a resume; "
+            "did two jobs write into one folder?",
+        ),
+        (
+            "warning",
+            summary.data_wait > _HIGH_DATA_WAIT,
+            f"waited for data {percent(summary.data_wait, 0)} of the time, so its speed is the loader's",
+        ),
+        (
+            "note",
+            summary.num_resumes > 0,
+            f"was resumed {summary.num_resumes} time(s); {run.num_undone_lines} undone line(s) are left out",
+        ),
+        ("note", run.num_torn_lines > 0, f"{run.num_torn_lines} torn line(s) of its metrics are left out"),
+    ]
+    found += [("warning", True, text) for text in _zeroshot_problems(summary)]
+    return [
+        Finding(severity, f"{run.name}: {text}.", (run.name,)) for severity, applies, text in found if applies
+    ]
+
+
+def _lost(summary: RunSummary) -> str:
+    causes = ", ".join(f"{cause} {count}" for cause, count in summary.lost_by_cause.items() if count)
+    return f"lost {summary.lost_samples} sample(s) that could not be used" + (
+        f" ({causes})" if causes else ""
+    )
+
+
+def _progress(summary: RunSummary) -> str:
+    total = summary.samples_total
+    seen = f"{setting(summary.samples)} samples"
+    return f"{setting(summary.samples)} of {setting(total)} samples" if total else seen
+
+
+def _finished_short(summary: RunSummary) -> bool:
+    return summary.state == "finished" and summary.samples < (summary.samples_total or 0)
+
+
+def _learned_nothing(summary: RunSummary) -> bool:
+    """A contrastive loss over a batch of B starts at about ln B, the loss of guessing."""
+    batch = summary.global_batch_size
+    return batch is not None and batch > 1 and summary.train_loss >= math.log(batch)
+
+
+def _no_learning(summary: RunSummary) -> str:
+    batch = summary.global_batch_size or 1
+    guessing = f"ln {batch} = {math.log(batch):.3f}"
+    return f"its training loss {summary.train_loss:.3f} is not below guessing ({guessing})"
+
+
+def _zeroshot_problems(summary: RunSummary) -> list[str]:
+    problems = []
+    for result in summary.zeroshot:
+        low = result.top1 if result.top1_low is None else result.top1_low
+        if math.isnan(result.top1):
+            problems.append(f"its top-1 on {evaluation(result.name)} is not a number")
+        elif result.chance is not None and low <= result.chance:
+            levels = f"{percent(result.top1)} against {percent(result.chance, 2)}"
+            problems.append(f"its top-1 on {evaluation(result.name)} can't be told from chance: {levels}")
+        if result.samples < summary.samples:
+            problems.append(
+                f"its last evaluation on {evaluation(result.name)} was at {setting(result.samples)} samples, "
+                f"not at its last line ({setting(summary.samples)})"
+            )
+    return problems
+
+
+def _some(numbers: Sequence[int], limit: int = 5) -> str:
+    return ", ".join(map(str, numbers[:limit])) + (", ..." if len(numbers) > limit else "")
