@@ -1,0 +1,87 @@
+"""From bytes to a picture: bounded before decoding, whole or not at all, RGB on a plain ground."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from clip_la.data.losses import Cause
+from clip_la.data.spec import Limits
+
+# Formats of the web whose decoders run no other program and read no other file.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+
+
+class Unusable(Exception):  # noqa: N818 - an outcome, not an error
+    """A sample that can't be used; says the cause and what was found."""
+
+    def __init__(self, cause: Cause, detail: str = "") -> None:
+        super().__init__(cause, detail)
+        self.cause = cause
+        self.detail = detail
+
+
+def decode_image(
+    data: bytes,
+    limits: Limits,
+    *,
+    background: tuple[int, int, int] = (255, 255, 255),
+    exif_orientation: bool = False,
+) -> Image.Image:
+    """The first frame as an RGB picture, transparent parts on `background`, 16-bit grey scaled to 8.
+
+    Raises:
+        Unusable: empty, of an unknown format, over a limit, corrupt or cut short.
+    """
+    image = _open(data, limits)
+    try:
+        image.load()
+        if exif_orientation:
+            image = ImageOps.exif_transpose(image)
+        return to_rgb(image, background)
+    except Exception as error:  # Pillow's decoders raise whatever their input provokes
+        raise Unusable(Cause.IMAGE_CORRUPT, str(error)) from error
+
+
+def _open(data: bytes, limits: Limits) -> Image.Image:
+    if not data:
+        raise Unusable(Cause.IMAGE_EMPTY, "zero bytes")
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise Unusable(Cause.IMAGE_TOO_MANY_PIXELS, str(error)) from error
+    except UnidentifiedImageError as error:
+        raise Unusable(Cause.IMAGE_FORMAT, f"begins {data[:16]!r}") from error
+    except Exception as error:
+        raise Unusable(Cause.IMAGE_CORRUPT, str(error)) from error
+    check_size(image.size, limits)
+    return image
+
+
+def check_size(size: Sequence[int], limits: Limits) -> None:
+    """Refuse a (width, height) over the limits.
+
+    Raises:
+        Unusable: too many pixels, or too long a strip.
+    """
+    width, height = size
+    if width * height > limits.pixels:
+        raise Unusable(Cause.IMAGE_TOO_MANY_PIXELS, f"{width} x {height}, limit {limits.pixels:,} pixels")
+    if max(width, height) > limits.aspect_ratio * min(width, height):
+        raise Unusable(Cause.IMAGE_ASPECT_RATIO, f"{width} x {height}, limit {limits.aspect_ratio:g}:1")
+
+
+def to_rgb(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
+    """`image` in mode RGB: transparency laid on `background`, more than 8 bits scaled, not clipped."""
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        ground = Image.new("RGBA", image.size, (*background, 255))
+        image = Image.alpha_composite(ground, image)
+    return image.convert("RGB")

@@ -1,0 +1,293 @@
+"""Training batches: endless, the same for the same seed, and exactly resumable.
+
+Worker w of W makes the batches number w, w + W, ... of this rank's stream, and batch `index` of a
+virtual epoch belongs to logical reader `index % W`, so which process plays which reader doesn't
+matter: a resumed run starts its processes anew and goes on with the same batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from clip_la.data.losses import Cause, Loss, LossCounter, describe
+from clip_la.data.order import Position, Reader
+from clip_la.data.reader import (
+    BatchReader,
+    Decoder,
+    Preprocess,
+    ReaderBatch,
+    Shards,
+    Source,
+    isolated_random_state,
+)
+from clip_la.data.spec import DataSpec
+from clip_la.data.tables import Table
+from clip_la.data.urls import ShardListError, count_samples, expand_shards, shard_weights
+
+STATE_VERSION = 1
+TABLE_SUFFIXES = (".csv", ".tsv")
+
+
+class NoUsableSamples(RuntimeError):  # noqa: N818 - named for what happened
+    """A full pass over the data gave no batch.
+
+    Attributes:
+        counts: losses of that pass by cause.
+    """
+
+    def __init__(self, losses: LossCounter, num_units: int, batch_size: int) -> None:
+        self.counts = losses.to_counts()
+        super().__init__(
+            f"a full pass over all {num_units} shards or rows gave fewer than the {batch_size} usable "
+            f"samples of one batch; lost: {describe(self.counts, losses.first.values())}\n"
+            "see all of it with `clip-la check`"
+        )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch of this rank.
+
+    Attributes:
+        images: (b, 3, H, W) float32.
+        texts: (b, L) int64.
+        epoch, index: virtual epoch, and number of the batch in it.
+        state: what `TrainLoader(state=...)` needs to go on with the next batch; JSON-safe.
+        losses: counts by cause, new since the last batch.
+        examples: the first loss of each cause not seen before in this run.
+    """
+
+    images: torch.Tensor
+    texts: torch.Tensor
+    epoch: int
+    index: int
+    state: dict[str, Any]
+    losses: dict[str, int]
+    examples: tuple[Loss, ...] = ()
+
+
+class TrainLoader:
+    """Endless batches of one rank.
+
+    Args:
+        spec: what to read and how.
+        preprocess: PIL picture (RGB) -> (3, H, W) float32.
+        tokenize: list of n str -> (n, L) int64.
+        state: of the last batch of an earlier run; goes on with the one after it. Where the layout
+            (world size, workers, batch size, data) has changed since, reading starts at the next
+            virtual epoch, with a warning.
+
+    Attributes:
+        num_samples: of a virtual epoch, over all ranks; a multiple of the global batch.
+        num_batches: of a virtual epoch; the same on every rank.
+
+    Raises:
+        ShardListError: nothing to read, or of unknown size.
+        ValueError: fewer shards than readers, or too few samples for one batch.
+    """
+
+    def __init__(
+        self,
+        spec: DataSpec,
+        preprocess: Preprocess,
+        tokenize: Callable[[list[str]], torch.Tensor],
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.spec = spec
+        source, num_samples, weights = open_source(spec)
+        global_batch = spec.batch_size * spec.world_size
+        if isinstance(source, Table):  # as OpenCLIP: the last partial batch of a table is dropped
+            self.num_batches = num_samples // global_batch
+        else:
+            self.num_batches = math.ceil(num_samples / global_batch)
+        if not self.num_batches:
+            raise ValueError(
+                f"{num_samples} samples an epoch are fewer than one global batch of {global_batch}"
+            )
+        self.num_samples = self.num_batches * global_batch
+        self._num_units = len(source)
+        self._layout = _layout(spec, source, self.num_batches)
+        self._epoch, self._index, self._positions = self._start(state)
+        decoder = Decoder(spec, preprocess, tokenize)
+        self._dataset = _ReaderDataset(
+            source, decoder, spec, weights, self.num_batches, (self._epoch, self._index, self._positions)
+        )
+
+    def _start(self, state: Mapping[str, Any] | None) -> tuple[int, int, list[Position | None]]:
+        fresh: list[Position | None] = [None] * self.spec.num_readers
+        if state is None:
+            return 0, 0, fresh
+        if state["version"] != STATE_VERSION:
+            raise ValueError(f"data state of version {state['version']}; this release reads {STATE_VERSION}")
+        epoch, index = int(state["epoch"]), int(state["index"])
+        if index and state["layout"] != self._layout:
+            changed = [name for name, value in self._layout.items() if state["layout"].get(name) != value]
+            logging.warning(
+                "the data can't go on at batch %d of epoch %d because %s changed; starting at epoch %d",
+                index, epoch, ", ".join(changed), epoch + 1,
+            )  # fmt: skip
+            return epoch + 1, 0, fresh
+        if not index:
+            return epoch, 0, fresh
+        return epoch, index, [Position.from_dict(place) if place else None for place in state["positions"]]
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches from the state on; raises NoUsableSamples after a full pass without one."""
+        spec = self.spec
+        loader: DataLoader[ReaderBatch] = DataLoader(
+            self._dataset,
+            batch_size=None,
+            num_workers=spec.workers,
+            collate_fn=_unchanged,
+            multiprocessing_context=spec.start_method if spec.workers else None,
+            generator=torch.Generator(),  # leaves the training process's own generator alone
+            pin_memory=spec.pin_memory,
+        )
+        epoch, index, positions = self._epoch, self._index, list(self._positions)
+        named: set[Cause] = set()
+        for item in loader:
+            if item.images is None or item.texts is None:
+                raise NoUsableSamples(item.losses, self._num_units, spec.batch_size)
+            batch_epoch, batch_index = epoch, index
+            positions[index % spec.num_readers] = item.position
+            index += 1
+            if index == self.num_batches:
+                epoch, index, positions = epoch + 1, 0, [None] * spec.num_readers
+            examples = tuple(loss for cause, loss in item.losses.first.items() if cause not in named)
+            named.update(loss.cause for loss in examples)
+            state = self._state(epoch, index, positions)
+            counts = item.losses.to_counts()
+            yield Batch(item.images, item.texts, batch_epoch, batch_index, state, counts, examples)
+
+    def _state(self, epoch: int, index: int, positions: list[Position | None]) -> dict[str, Any]:
+        return {
+            "version": STATE_VERSION,
+            "layout": self._layout,
+            "epoch": epoch,
+            "index": index,
+            "positions": [place.to_dict() if place else None for place in positions],
+        }
+
+
+class _ReaderDataset(IterableDataset[ReaderBatch]):
+    """The batches of whichever worker iterates it."""
+
+    def __init__(
+        self,
+        source: Source,
+        decoder: Decoder,
+        spec: DataSpec,
+        weights: list[float] | None,
+        num_batches: int,
+        start: tuple[int, int, list[Position | None]],
+    ) -> None:
+        self._source = source
+        self._decoder = decoder
+        self._spec = spec
+        self._weights = weights
+        self._num_batches = num_batches
+        self._start = start
+
+    def __iter__(self) -> Iterator[ReaderBatch]:
+        info = get_worker_info()
+        if info is not None:
+            yield from self._batches(info.id)
+            return
+        batches = self._batches(0)
+        while True:
+            with isolated_random_state():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    def _batches(self, worker: int) -> Iterator[ReaderBatch]:
+        start_epoch, start_index, positions = self._start
+        num_readers = self._spec.num_readers
+        epoch = -1
+        batches: Iterator[ReaderBatch] = iter(())
+        for number in itertools.count(start_index + worker, num_readers):
+            epochs, index = divmod(number, self._num_batches)
+            if start_epoch + epochs != epoch:
+                epoch = start_epoch + epochs
+                position = positions[index % num_readers] if not epochs else None
+                batches = self._reader(epoch, index % num_readers).batches(position or Position())
+            batch = next(batches)
+            yield batch
+            if batch.images is None:
+                return
+
+    def _reader(self, epoch: int, logical_worker: int) -> BatchReader:
+        spec = self._spec
+        reader = Reader(
+            seed=spec.seed,
+            epoch=epoch,
+            number=spec.rank * spec.num_readers + logical_worker,
+            num_readers=spec.world_size * spec.num_readers,
+        )
+        return BatchReader(self._source, self._decoder, spec, reader, self._weights)
+
+
+def open_source(spec: DataSpec) -> tuple[Source, int, list[float] | None]:
+    """The data of a spec, its samples in a virtual epoch, and the units' weights."""
+    if is_table(spec):
+        table = Table(
+            spec.train_data,
+            image_key=spec.csv_img_key,
+            caption_key=spec.csv_caption_key,
+            separator=spec.csv_separator,
+            limits=spec.limits,
+        )
+        _check_readers(spec, len(table), "rows")
+        return table, spec.num_samples or len(table), None
+    urls = expand_shards(spec.train_data)
+    _check_readers(spec, len(urls), "shards")
+    factors = spec.upsampling_factors
+    weights = shard_weights(spec.train_data, factors) if factors is not None else None
+    return Shards(urls, spec), spec.num_samples or count_samples(urls), weights
+
+
+def is_table(spec: DataSpec) -> bool:
+    """Whether `train_data` is a CSV or TSV file."""
+    if spec.dataset_type == "auto":
+        return spec.train_data.lower().endswith(TABLE_SUFFIXES)
+    if spec.dataset_type not in ("csv", "webdataset"):
+        raise ShardListError(f"dataset type is {spec.dataset_type!r}; expected webdataset, csv or auto")
+    return spec.dataset_type == "csv"
+
+
+def _check_readers(spec: DataSpec, num_units: int, what: str) -> None:
+    num_readers = spec.world_size * spec.num_readers
+    if num_units < num_readers and not spec.resampled:
+        raise ValueError(
+            f"{num_units} {what} can't be shared by {num_readers} readers ({spec.world_size} ranks x "
+            f"{spec.num_readers} workers): lower --workers, split the data, or use --dataset-resampled"
+        )
+
+
+def _layout(spec: DataSpec, source: Source, num_batches: int) -> dict[str, Any]:
+    """What a position means something for; a change of any of it moves the batches."""
+    return {
+        "seed": spec.seed,
+        "world_size": spec.world_size,
+        "workers": spec.num_readers,
+        "batch_size": spec.batch_size,
+        "num_batches": num_batches,
+        "shuffle_block": spec.shuffle_block,
+        "shuffle_bytes": spec.shuffle_bytes,
+        "resampled": spec.resampled,
+        "data": hashlib.sha256(f"{spec.train_data} {len(source)}".encode()).hexdigest()[:16],
+    }
+
+
+def _unchanged(item: Any) -> Any:
+    return item

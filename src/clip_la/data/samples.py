@@ -1,0 +1,146 @@
+"""Image-text pairs of one shard, still undecoded: members grouped by key, never across shards.
+
+A member belongs to the key before the first dot of its file name, folders included, as in
+webdataset; what follows the dot, in lower case, says what it is. Members of one key follow each
+other. Where a key has two images the one that comes first in IMAGE_SUFFIXES is used, as in OpenCLIP;
+a suffix that comes again begins a new sample.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from clip_la.data.compression import CompressionError, decompressed
+from clip_la.data.losses import Cause, Loss
+from clip_la.data.spec import Limits
+from clip_la.data.storage import NotAFileError, open_stream
+from clip_la.data.tar import BadMember, Damage, EndOfArchive, Entry, Member, TarReader
+
+IMAGE_SUFFIXES = ("jpg", "png", "jpeg", "webp")
+TEXT_SUFFIX = "txt"
+MEMBER_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class RawSample:
+    """An image and its caption as the bytes in which they were stored."""
+
+    shard: str
+    key: str
+    image: bytes
+    text: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held, for bounding a block."""
+        return len(self.image) + len(self.text)
+
+
+@dataclass(frozen=True)
+class OpenOptions:
+    """How shards are opened; see DataSpec."""
+
+    retries: int = 5
+    timeout_seconds: float = 30.0
+    allow_pipe: bool = False
+
+
+def read_shard(url: str, limits: Limits, options: OpenOptions) -> Iterator[RawSample | Loss]:
+    """Every complete pair of a shard in order, and a Loss for whatever is not one; never raises OSError."""
+    return group_entries(_read_entries(url, limits, options), url)
+
+
+def _read_entries(url: str, limits: Limits, options: OpenOptions) -> Iterator[Entry]:
+    def member_limit(name: str) -> int | None:
+        _, suffix = split_name(name)
+        if suffix == TEXT_SUFFIX:
+            return limits.caption_bytes
+        return limits.member_bytes if suffix in IMAGE_SUFFIXES else None
+
+    try:
+        with open_stream(
+            url,
+            retries=options.retries,
+            timeout_seconds=options.timeout_seconds,
+            allow_pipe=options.allow_pipe,
+        ) as stream:
+            yield from TarReader(decompressed(stream), member_limit, limits.scan_bytes)
+    except FileNotFoundError as error:
+        yield Damage(Cause.SHARD_MISSING, error.strerror or str(error))
+    except NotAFileError as error:
+        yield Damage(Cause.SHARD_NOT_A_TAR, str(error))
+    except CompressionError as error:
+        yield Damage(Cause.SHARD_COMPRESSED, str(error))
+    except OSError as error:
+        yield Damage(Cause.SHARD_UNREADABLE, str(error))
+
+
+def split_name(name: str) -> tuple[str | None, str]:
+    """Key and lower-case suffix of a member's name; no key where the name has none."""
+    match = MEMBER_NAME.fullmatch(name)
+    return (match[1], match[2].lower()) if match else (None, "")
+
+
+def group_entries(entries: Iterator[Entry], shard: str) -> Iterator[RawSample | Loss]:
+    """Group the entries of one shard into samples."""
+    group: _Group | None = None
+    for entry in entries:
+        if isinstance(entry, Damage):
+            yield Loss(entry.cause, shard, None, entry.detail)
+            continue
+        if isinstance(entry, EndOfArchive):
+            key, suffix = None, ""
+        else:
+            key, suffix = split_name(entry.name)
+            if key is None:
+                yield _nameless(entry, shard)
+                continue
+        if group is not None and not (group.key == key and suffix not in group.members):
+            yield from group.finish(shard)
+            group = None
+        if key is not None and not isinstance(entry, EndOfArchive):
+            group = group or _Group(key)
+            group.add(suffix, entry)
+    if group is not None:
+        yield from group.finish(shard)
+
+
+def _nameless(entry: Member | BadMember, shard: str) -> Loss:
+    if isinstance(entry, BadMember):
+        return Loss(entry.cause, shard, entry.name, entry.detail)
+    return Loss(Cause.BAD_NAME, shard, entry.name, "expected KEY.SUFFIX")
+
+
+@dataclass
+class _Group:
+    """Members of one key, so far."""
+
+    key: str
+    members: dict[str, bytes | None] = field(default_factory=dict)  # of the suffixes in use; None: bad
+    others: list[str] = field(default_factory=list)
+    bad: BadMember | None = None
+
+    def add(self, suffix: str, entry: Member | BadMember) -> None:
+        if isinstance(entry, BadMember):
+            self.bad = self.bad or entry
+        if suffix == TEXT_SUFFIX or suffix in IMAGE_SUFFIXES:
+            self.members[suffix] = entry.data if isinstance(entry, Member) else None
+        elif len(self.others) < 4:
+            self.others.append(suffix)
+
+    def finish(self, shard: str) -> Iterator[RawSample | Loss]:
+        images = [data for suffix in IMAGE_SUFFIXES if (data := self.members.get(suffix)) is not None]
+        text = self.members.get(TEXT_SUFFIX)
+        if images and text is not None:
+            yield RawSample(shard, self.key, images[0], text)
+            if len(images) > 1:
+                yield Loss(Cause.EXTRA_IMAGE, shard, self.key, f"{len(images)} images")
+            if self.bad is not None:
+                yield Loss(self.bad.cause, shard, self.bad.name, self.bad.detail)
+        elif self.bad is not None:
+            yield Loss(self.bad.cause, shard, self.key, f"{self.bad.name}: {self.bad.detail}")
+        else:
+            found = ", ".join("." + suffix for suffix in (*self.members, *self.others))
+            yield Loss(Cause.NO_TEXT if images else Cause.NO_IMAGE, shard, self.key, f"has only {found}")

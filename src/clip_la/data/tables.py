@@ -1,0 +1,95 @@
+"""Tables of image paths and captions (CSV, TSV), held as two flat buffers that workers share."""
+
+from __future__ import annotations
+
+import csv
+import os
+from array import array
+from collections.abc import Iterator
+
+from clip_la.data.losses import Cause, Loss
+from clip_la.data.samples import RawSample
+from clip_la.data.spec import Limits
+from clip_la.data.storage import NotAFileError, read_small
+
+
+class TableError(ValueError):
+    """A table that can't be used, with what to do about it."""
+
+
+class Table:
+    """Rows of (image path, caption).
+
+    The rows lie in one bytes object, so that forked workers share it and don't copy it bit by bit
+    as their reference counts change.
+
+    Args:
+        path: of the file.
+        image_key, caption_key: columns.
+        separator: between columns.
+        limits: image and caption bytes.
+
+    Raises:
+        TableError: no such columns, or no rows.
+    """
+
+    def __init__(
+        self, path: str, *, image_key: str, caption_key: str, separator: str, limits: Limits
+    ) -> None:
+        self.path = path
+        self._limits = limits
+        self._ends = array("q")
+        rows = bytearray()
+        for image, caption in _read_rows(path, image_key, caption_key, separator):
+            rows += image
+            self._ends.append(len(rows))
+            rows += caption
+            self._ends.append(len(rows))
+        if not self._ends:
+            raise TableError(f"{path} has a header but no rows")
+        self._rows = bytes(rows)
+
+    def __len__(self) -> int:
+        return len(self._ends) // 2
+
+    def read(self, row: int) -> Iterator[RawSample | Loss]:
+        """The one sample of a row, numbered from 0 after the header."""
+        image, caption = self._field(2 * row), self._field(2 * row + 1)
+        path = os.fsdecode(image)
+        if not path:
+            yield Loss(Cause.BAD_ROW, self.path, str(row), "no image path, or too few columns")
+            return
+        try:
+            yield RawSample(self.path, path, read_small(path, self._limits.member_bytes), caption)
+        except (FileNotFoundError, NotAFileError) as error:
+            yield Loss(Cause.NO_IMAGE, self.path, path, error.strerror or str(error))
+        except ValueError as error:
+            yield Loss(Cause.MEMBER_TOO_LARGE, self.path, path, str(error))
+        except OSError as error:
+            yield Loss(Cause.SHARD_UNREADABLE, self.path, path, str(error))
+
+    def _field(self, index: int) -> bytes:
+        start = self._ends[index - 1] if index else 0
+        return self._rows[start : self._ends[index]]
+
+
+def _read_rows(path: str, image_key: str, caption_key: str, separator: str) -> Iterator[tuple[bytes, bytes]]:
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.reader(file, delimiter=separator)
+        header = next(reader, [])
+        missing = [key for key in (image_key, caption_key) if key not in header]
+        if missing:
+            raise TableError(
+                f"{path} has no column {', '.join(missing)}; its columns are {', '.join(header)} "
+                "(see --csv-img-key, --csv-caption-key, --csv-separator)"
+            )
+        image_column, caption_column = header.index(image_key), header.index(caption_key)
+        for row in reader:
+            if len(row) <= max(image_column, caption_column):
+                yield b"", b""
+            else:
+                yield _encode(row[image_column]), _encode(row[caption_column])
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
