@@ -42,7 +42,7 @@ def test_numbers_of_a_run(new_run: NewRun) -> None:
     run.epoch(200, 0, 2.5, corrupt=2, empty=1)
     run.eval(200, "validation", loss=1.5).zeroshot(200, 0.6)
     run.train(300, 1.0, samples_per_second=20.0, data_wait=None, skipped_steps=2, lost_samples=4)
-    run.epoch(300, 1, 1.1, corrupt=1).eval(300, "validation", loss=1.7).zeroshot(300, 0.5).end(300)
+    run.epoch(300, 1, 1.1, corrupt=3, empty=1).eval(300, "validation", loss=1.7).zeroshot(300, 0.5).end(300)
     summary = summary_of(run)
     assert (summary.num_parameters, summary.samples, summary.samples_total) == (1234, 300, 300)
     assert (summary.epoch_loss, summary.samples_per_second) == (1.1, 20.0)
@@ -159,7 +159,7 @@ def test_accuracies_over_different_sets_are_not_comparable(
 ) -> None:
     other = new_run("b").start().train(1000, 1.0)
     other.eval(1000, "zeroshot/held_out", top1=0.4, top1_low=0.3, num_images=50, num_classes=40).end(1000)
-    assert "the number of images of held_out: 400 (a); 50 (b)" in messages([finished_run("a"), other.folder])
+    assert "num_images of held_out: 400 (a); 50 (b)" in messages([finished_run("a"), other.folder])
 
 
 def test_what_is_wrong_with_one_run(new_run: NewRun) -> None:
@@ -181,6 +181,16 @@ def test_what_is_wrong_with_one_run(new_run: NewRun) -> None:
         "its last evaluation on held_out was at 200 samples, not at its last line (300)",
     ):
         assert expected in found
+
+
+def test_evaluation_that_failed_or_left_images_out(new_run: NewRun) -> None:
+    run = new_run("a").start().train(1000, 1.0).line("eval_failed", 1000, name="validation")
+    run.eval(1000, "zeroshot/x", top1=0.5, top1_low=0.4, chance=0.1, num_unreadable=3).end(1000)
+    found = messages([run.folder])
+    assert "a: its evaluation validation failed at 1 000 samples; out.log says why." in found
+    assert "a: 3 image(s) of x could not be read" in found
+    run.start(1000, resumed=True).eval(1000, "validation", loss=1.0).end(1000)
+    assert "validation failed" not in messages([run.folder])
 
 
 def test_resumed_and_restarted_runs_say_so(new_run: NewRun) -> None:

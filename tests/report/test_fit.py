@@ -37,7 +37,13 @@ def test_published_ratio_between_kinds() -> None:
     )
     assert found.ratios == pytest.approx((1.05, 1.14), abs=0.01)
     assert found.exponent_difference == pytest.approx(-0.03)
-    assert not found.same_exponent_possible
+    assert "too few to be sure" in found.verdict
+
+
+def test_many_sizes_tell_exponents_apart() -> None:
+    sizes = np.geomspace(1e6, 1e9, 6).tolist()
+    fits = [fit_power_law(sizes, losses(law, sizes)) for law in (SOFTMAX, LINEAR)]
+    assert compare_laws(*fits).verdict == "the points tell the exponents apart"
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
@@ -60,7 +66,7 @@ def test_noise_widens_intervals_and_hides_a_small_difference() -> None:
         for i, law in enumerate((SOFTMAX, LINEAR))
     ]
     assert fits[0].b_interval[1] - fits[0].b_interval[0] > 0.02
-    assert compare_laws(*fits).same_exponent_possible
+    assert compare_laws(*fits).verdict == "the points don't tell the exponents apart"
     low, high = fits[0].band([1e6, 1e9])
     assert (low < high).all()
 
@@ -126,7 +132,7 @@ def test_runs_are_fitted_drawn_and_written(sized_runs: list[Path], tmp_path: Pat
     with Image.open(summary.paths[1]) as image:
         image.load()
     assert "loss ratio 1.05" in summary.text
-    assert "Eq. 7: 3 sizes for 2 numbers" in summary.text
+    assert "softmax; Eq. 7: 3 sizes for 2 numbers" in summary.text
 
 
 def test_fit_over_another_loss(sized_runs: list[Path]) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from clip_la.report.runs import Run
-from clip_la.report.summary import RunSummary, ZeroShot, summarise
+from clip_la.report.summary import RunSummary, summarise
 from clip_la.report.text import evaluation, percent, setting
 
 ABSENT = "(not recorded)"
@@ -31,6 +31,15 @@ DATA_KEYS = (
     "templates",
     "val_data",
     "val_num_samples",
+)
+
+EVALUATION_KEYS = (
+    "num_images",
+    "num_classes",
+    "class_list_hash",
+    "templates_hash",
+    "num_pairs",
+    "num_negatives",
 )
 
 HOUSEKEEPING_KEYS = (
@@ -93,7 +102,7 @@ def compare(runs: Sequence[Run], now: float | None = None) -> Comparison:
     """Compare runs with unique names. `now` (unix seconds) as in `summarise`."""
     summaries = tuple(summarise(run, now) for run in runs)
     config = config_difference(runs)
-    findings = [*_between(summaries, config)]
+    findings = _between(runs, summaries, config)
     for run, summary in zip(runs, summaries, strict=True):
         findings += _within(run, summary)
     findings.sort(key=lambda finding: finding.severity, reverse=True)  # warnings first, else in order
@@ -123,7 +132,7 @@ def _fingerprint(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def _between(summaries: Sequence[RunSummary], config: ConfigDifference) -> list[Finding]:
+def _between(runs: Sequence[Run], summaries: Sequence[RunSummary], config: ConfigDifference) -> list[Finding]:
     """Findings from what differs between runs."""
     facts: dict[str, dict[str, Any]] = {
         "the global batch size": {s.name: s.global_batch_size for s in summaries},
@@ -131,7 +140,7 @@ def _between(summaries: Sequence[RunSummary], config: ConfigDifference) -> list[
         "the number of samples seen": {s.name: s.samples for s in summaries},
         "the seed": config.differs.get("seed", {}),
         **{f"the data ({key})": config.differs.get(key, {}) for key in DATA_KEYS},
-        **_zeroshot_facts(summaries),
+        **_evaluation_facts(runs),
     }
     findings = [
         Finding("warning", f"The runs differ in {what}: {_groups(values)}.", tuple(values))
@@ -146,17 +155,15 @@ def _between(summaries: Sequence[RunSummary], config: ConfigDifference) -> list[
     return findings + _sizes(summaries)
 
 
-def _zeroshot_facts(summaries: Sequence[RunSummary]) -> dict[str, dict[str, Any]]:
-    """Two runs' accuracies on a set of one name are only comparable over as many classes and images."""
+def _evaluation_facts(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+    """What the last evaluations of one name were taken over; metrics compare only where it is equal."""
     facts: dict[str, dict[str, Any]] = {}
-    of_interest: dict[str, Callable[[ZeroShot], Any]] = {
-        "the number of images of": lambda z: z.num_images,
-        "the chance level of": lambda z: z.chance,
-    }
-    for what, value_of in of_interest.items():
-        for summary in summaries:
-            for zeroshot in summary.zeroshot:
-                facts.setdefault(f"{what} {evaluation(zeroshot.name)}", {})[summary.name] = value_of(zeroshot)
+    for run in runs:
+        last = {point.name: point.metrics for point in run.evals}  # in order of samples
+        for name, metrics in last.items():
+            for key in EVALUATION_KEYS:
+                if key in metrics:
+                    facts.setdefault(f"{key} of {evaluation(name)}", {})[run.name] = metrics[key]
     return facts
 
 
@@ -215,7 +222,7 @@ def _within(run: Run, summary: RunSummary) -> list[Finding]:
         ),
         ("note", run.num_torn_lines > 0, f"{run.num_torn_lines} torn line(s) of its metrics are left out"),
     ]
-    found += [("warning", True, text) for text in _zeroshot_problems(summary)]
+    found += [("warning", True, text) for text in _evaluation_problems(run, summary)]
     return [
         Finding(severity, f"{run.name}: {text}.", (run.name,)) for severity, applies, text in found if applies
     ]
@@ -250,8 +257,17 @@ def _no_learning(summary: RunSummary) -> str:
     return f"its training loss {summary.train_loss:.3f} is not below guessing ({guessing})"
 
 
-def _zeroshot_problems(summary: RunSummary) -> list[str]:
-    problems = []
+def _evaluation_problems(run: Run, summary: RunSummary) -> list[str]:
+    problems = [
+        f"its evaluation {evaluation(point.name)} failed at {setting(point.samples)} samples; out.log says why"
+        for point in run.failed_evals
+    ]
+    unreadable = {point.name: point.metrics.get("num_unreadable") or 0 for point in run.evals}
+    problems += [
+        f"{num_images} image(s) of {evaluation(name)} could not be read and don't count in its accuracy"
+        for name, num_images in unreadable.items()
+        if num_images
+    ]
     for result in summary.zeroshot:
         low = result.top1 if result.top1_low is None else result.top1_low
         if math.isnan(result.top1):

@@ -18,8 +18,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from clip_la.attention.spec import AttentionSpec
 from clip_la.report.runs import EvalPoint, Run
@@ -108,6 +109,7 @@ def loss_figure(runs: Sequence[Run], log_axis: bool = False) -> Figure:
             axes.set_ylabel("loss")
             if log_axis:
                 axes.set_yscale("log")
+                label_log_axis(axes.yaxis)
         return _finish(figure, panels, ends)
 
 
@@ -142,6 +144,13 @@ def svg_text(figure: Figure, name: str, background: str = "none") -> str:
     with rc_context({**RC, "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", facecolor=background, metadata=no_metadata)
     return buffer.getvalue()
+
+
+def label_log_axis(axis: Axis) -> None:
+    """Plain numbers on a logarithmic axis, several a decade: losses seldom span one."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def add_end_labels(axes: Axes, labels: Sequence[EndLabel]) -> None:

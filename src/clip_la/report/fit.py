@@ -54,18 +54,26 @@ class PowerLaw:
 
 @dataclass(frozen=True)
 class LawComparison:
-    """How a second law stands to a first: L2(N) / L1(N) at the ends of the sizes both saw, and b2 - b1."""
+    """How a second law stands to a first: L2(N) / L1(N) at the ends of the sizes both saw, and b2 - b1.
+
+    `few_sizes`: a law has so few sizes that the intervals are too narrow to conclude from.
+    """
 
     sizes: Interval
     ratios: tuple[float, float]
     ratio_intervals: tuple[Interval, Interval]
     exponent_difference: float
     exponent_interval: Interval
+    few_sizes: bool
 
     @property
-    def same_exponent_possible(self) -> bool:
-        """Whether the interval of b2 - b1 holds 0: the data don't tell the exponents apart."""
-        return self.exponent_interval[0] <= 0 <= self.exponent_interval[1]
+    def verdict(self) -> str:
+        """What the points say about the two exponents being the same."""
+        if self.exponent_interval[0] <= 0 <= self.exponent_interval[1]:
+            return "the points don't tell the exponents apart"
+        if self.few_sizes:
+            return "the exponents look different, but the sizes are too few to be sure"
+        return "the points tell the exponents apart"
 
 
 def fit_power_law(
@@ -128,6 +136,7 @@ def compare_laws(first: PowerLaw, second: PowerLaw) -> LawComparison:
         ratio_intervals=((float(low[0]), float(high[0])), (float(low[1]), float(high[1]))),
         exponent_difference=second.b - first.b,
         exponent_interval=(float(exponents[0]), float(exponents[1])),
+        few_sizes=min(first.num_sizes, second.num_sizes) < _FEW_SIZES,
     )
 
 

@@ -40,7 +40,7 @@ class TrainPoint:
 
 @dataclass(frozen=True)
 class EpochPoint:
-    """One virtual epoch: mean loss, and lost samples by cause."""
+    """One virtual epoch: its mean loss, and the samples lost by cause since the run began."""
 
     samples: int
     epoch: int
@@ -71,6 +71,7 @@ class Run:
         name: the folder's name, made unique among the runs read together.
         config: the run config with nested keys joined by dots.
         start: the newest run_start line.
+        failed_evals: evaluations that raised and were not made up for; they have no metrics.
         end: the run_end line of the newest session, or None if it has not ended (or was killed).
         samples: global samples seen, from the last line that holds.
         last_time: unix seconds of the last line.
@@ -88,6 +89,7 @@ class Run:
     train: tuple[TrainPoint, ...]
     epochs: tuple[EpochPoint, ...]
     evals: tuple[EvalPoint, ...]
+    failed_evals: tuple[EvalPoint, ...]
     end: RunEnd | None
     samples: int
     last_time: float
@@ -138,6 +140,11 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         train=tuple(_train_point(line) for line in points if line["type"] == "train"),
         epochs=tuple(_epoch_point(line) for line in points if line["type"] == "epoch"),
         evals=tuple(_eval_point(line) for line in points if line["type"] == "eval"),
+        failed_evals=tuple(
+            EvalPoint(int(line["samples"]), line["name"], {})
+            for line in points
+            if line["type"] == "eval_failed" and ("eval", line["name"], line["samples"]) not in log.points
+        ),
         end=log.end,
         samples=max([int(log.start["samples"]), *(int(line["samples"]) for line in points)]),
         last_time=log.last_time,
@@ -211,6 +218,7 @@ _CHECKS: dict[str, dict[str, tuple[type, ...]]] = {
     "train": {"loss": (*_NUMBER, type(None))},
     "epoch": {"epoch": (int,), "loss": (*_NUMBER, type(None))},
     "eval": {"name": (str,), "metrics": (dict,)},
+    "eval_failed": {"name": (str,)},
 }
 
 

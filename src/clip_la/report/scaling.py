@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, NullFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from clip_la.report.compare import compare
-from clip_la.report.curves import RC, EndLabel, add_end_labels, colour_of, new_panels, save
+from clip_la.report.curves import RC, EndLabel, add_end_labels, colour_of, label_log_axis, new_panels, save
 from clip_la.report.fit import LawComparison, PowerLaw, compare_laws, fit_power_law, limits_of
 from clip_la.report.runs import Run, RunError, read_runs
 from clip_la.report.summary import RunSummary, attention_label, nan_to_none
@@ -26,7 +26,7 @@ TRAIN_LOSS = "train"
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """A finished point of the plot: one run."""
+    """One run as a point of the fit."""
 
     run: str
     attention: str
@@ -88,9 +88,11 @@ def fit_runs(runs: Sequence[Run], loss: str = TRAIN_LOSS, seed: int = 0) -> Scal
         except ValueError as error:
             limits.append(f"{kind}: not fitted: {error}.")
             continue
-        limits += [f"{kind}: {limit}" for limit in limits_of(laws[kind])]
     if not laws:
         raise RunError("nothing to fit: " + " ".join(limits))
+    for limit in dict.fromkeys(limit for law in laws.values() for limit in limits_of(law)):
+        concerned = [kind for kind, law in laws.items() if limit in limits_of(law)]
+        limits.append(f"{'; '.join(concerned)}: {limit}")
     return Scaling(
         loss_name=loss,
         points=points,
@@ -170,9 +172,10 @@ def scaling_figure(scaling: Scaling) -> Figure:
             n = np.geomspace(*law.size_range, 50)
             axes.plot(n, law(n), color=colour, linewidth=1.8)
             axes.fill_between(n, *law.band(n), color=colour, alpha=0.15, linewidth=0)
-            labels.append(EndLabel(f"{kind} N^-{law.b:.3f}", law.size_range[1], float(law(n)[-1]), colour))
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_minor_formatter(NullFormatter())
+            labels.append(EndLabel(f"{kind}, b = {law.b:.3f}", law.size_range[1], float(law(n)[-1]), colour))
+        label_log_axis(axes.yaxis)
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
         axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
         add_end_labels(axes, labels)
     return figure
@@ -205,13 +208,8 @@ def _comparison_text(pair: tuple[str, str], found: LawComparison) -> str:
         f"{ratio:.3f} {_range(interval)} at N = {count(size)}"
         for ratio, interval, size in zip(found.ratios, found.ratio_intervals, found.sizes, strict=True)
     )
-    verdict = (
-        "these points don't tell the two apart"
-        if found.same_exponent_possible
-        else "these points tell the two apart"
-    )
     difference = f"{found.exponent_difference:+.4f} {_range(found.exponent_interval)}"
-    return f"{pair[1]} over {pair[0]}: loss ratio {ratios}; b differs by {difference}: {verdict}."
+    return f"{pair[1]} over {pair[0]}: loss ratio {ratios}; b differs by {difference}: {found.verdict}."
 
 
 def _range(interval: tuple[float, float]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +57,7 @@ class RunSummary:
         epoch_loss: mean over the last whole virtual epoch; None before the first has ended.
         samples_per_second: median over log intervals.
         data_wait: mean share of the time spent waiting for data.
+        lost_by_cause: as of the last whole epoch, so it can add up to less than `lost_samples`.
         state: "finished", "running" or "stopped (why)".
         hours: logged time, with what was undone by resumes.
     """
@@ -87,9 +87,6 @@ class RunSummary:
 def summarise(run: Run, now: float | None = None) -> RunSummary:
     """Boil a run down. `now` (unix seconds, default the clock) tells a running from a killed run."""
     last = run.train[-1] if run.train else None
-    lost = Counter[str]()
-    for epoch in run.epochs:
-        lost.update(epoch.losses)
     return RunSummary(
         name=run.name,
         model=str(run.start.get("model", "unknown")),
@@ -106,7 +103,7 @@ def summarise(run: Run, now: float | None = None) -> RunSummary:
         data_wait=_mean([point.data_wait for point in run.train]),
         skipped_steps=last.skipped_steps if last else 0,
         lost_samples=last.lost_samples if last else 0,
-        lost_by_cause=dict(lost.most_common()),
+        lost_by_cause=dict(run.epochs[-1].losses) if run.epochs else {},
         num_non_finite=sum(not math.isfinite(point.loss) for point in run.train),
         state=_state(run, time.time() if now is None else now),
         num_resumes=run.num_resumes,
