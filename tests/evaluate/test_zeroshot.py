@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
-import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,25 +13,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 from toy_clip import ToyClip, to_tensor, tokenize, toy_bundle
+from toy_tree import make_tree
 
 from clip_la.bundle import build, resolve_model_config
 from clip_la.evaluate.templates import load_templates
 from clip_la.evaluate.zeroshot import ZeroShotFolder
 
-NAMES = ("green apple", "old car", "kite", "zebra", "crane", "bottle", "hat")
 COUNTS = {"zebra": 9, "kite": 4, "hat": 7, "green_apple": 5, "crane": 1, "bottle": 3, "Old-Car": 6}
-
-
-def make_tree(root: Path, counts: Mapping[str, int], seed: int = 0) -> Path:
-    """Folders of one-colour PNGs, random but for the seed, and a class-name file inside the tree."""
-    rng = random.Random(seed)
-    for folder, count in counts.items():
-        (root / folder).mkdir(parents=True)
-        for index in range(count):
-            colour = tuple(rng.randrange(256) for _ in range(3))
-            Image.new("RGB", (8, 8), colour).save(root / folder / f"{index:03}.png")
-    (root / "classnames.txt").write_text("\n".join(NAMES))
-    return root
+NAMES = ("old car", "bottle", "crane", "green apple", "hat", "kite", "zebra")
 
 
 @pytest.fixture
@@ -112,9 +100,12 @@ def test_templates_matter_and_are_recorded(tree: Path) -> None:
     assert seven.tally.confusions != plain.tally.confusions
 
 
-def test_runs_in_evaluation_mode_and_restores_the_mode(tree: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_leaves_mode_and_random_state_alone(tree: Path, workers: int) -> None:
     model = ToyClip().train()
-    evaluator(tree).run(toy_bundle(model))
+    state = torch.get_rng_state()
+    evaluator(tree, workers=workers).run(toy_bundle(model))
+    assert torch.equal(torch.get_rng_state(), state)
     assert model.modes_seen == {False}
     assert model.training
 

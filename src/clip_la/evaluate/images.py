@@ -145,6 +145,7 @@ def load_images(
         num_workers=num_workers,
         collate_fn=_collate,
         pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator(),  # leaves the training process's own generator alone
     )
     return loader
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -36,14 +38,20 @@ def gather_over_ranks(value: _T) -> list[_T]:
     return gathered  # type: ignore[return-value]
 
 
-def raise_on_all_ranks(error: Exception | None) -> None:
-    """Raise on every rank if any rank brings an error, so that none waits for one that has given up.
+@contextmanager
+def failing_together() -> Iterator[None]:
+    """If the block raises on any rank, raise on every rank, so that none waits for one that has given up.
 
     Raises:
-        RuntimeError: naming the ranks and their errors; on one process, the error itself.
+        RuntimeError: naming the ranks and their errors; on one process, the error itself is passed on.
     """
-    if error is not None and rank_and_world_size()[1] == 1:
-        raise error
+    error = None
+    try:
+        yield
+    except Exception as caught:
+        if rank_and_world_size()[1] == 1:
+            raise
+        error = caught
     messages = gather_over_ranks(None if error is None else f"{type(error).__name__}: {error}")
     failed = [f"rank {rank}: {message}" for rank, message in enumerate(messages) if message is not None]
     if failed:

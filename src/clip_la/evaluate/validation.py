@@ -2,55 +2,53 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from clip_la.bundle import ClipBundle
+from clip_la.data.losses import LossCounter, describe
+from clip_la.data.spec import DataSpec
 from clip_la.evaluate import ranks
 from clip_la.evaluate.features import evaluation_mode, progress, refuse_non_finite
+from clip_la.evaluate.pairs import HeldOutPairs, PairBatch
 from clip_la.evaluate.retrieval import retrieval_metrics
 
-PairBatches: TypeAlias = Iterable[tuple[Tensor, Tensor, Tensor]]
-"""(positions int64 (n,), images float32 (n, 3, height, width), tokens int64 (n, L)) of validation pairs."""
-
-LoadPairs: TypeAlias = Callable[[ClipBundle, int, int], PairBatches]
-"""(bundle, rank, world size) -> the rank's share of the pairs, in any order. A pair's position in the whole
-set, the same whatever the world size, says where its features belong."""
+_logger = logging.getLogger(__name__)
+_Features = tuple[Tensor, Tensor, Tensor]
+"""Positions int64 (n,), image and text features float32 (n, E), on the CPU."""
 
 
 class ValidationLoss:
     """Evaluator of held-out pairs.
 
     The loss depends on the number of negatives, so it is taken over blocks of exactly `block_size` pairs, in
-    order of their positions, whatever the training batch or the number of ranks: runs can be compared. Pairs
-    after the last whole block are left out of it, and counted.
+    the data's order, whatever the training batch or the number of ranks: runs can be compared. Pairs after
+    the last whole block are left out of it, and counted.
 
     Args:
-        load_pairs: gives a rank's share of the pairs.
+        data: the pairs, see `HeldOutPairs`; rank and world size are those of the run.
         name: of the evaluation.
         block_size: pairs a block: one positive and `block_size - 1` negatives, in both directions.
         num_retrieval: retrieval is measured on the first so many pairs, at most; 0 for none.
+
+    Raises:
+        ValueError: nothing to read (a ShardListError or TableError), or sizes that are too small.
     """
 
     def __init__(
-        self,
-        load_pairs: LoadPairs,
-        *,
-        name: str = "validation",
-        block_size: int = 256,
-        num_retrieval: int = 1000,
+        self, data: DataSpec, *, name: str = "validation", block_size: int = 256, num_retrieval: int = 1000
     ) -> None:
         if block_size < 2 or num_retrieval < 0:
             raise ValueError(
                 f"block_size is {block_size} and num_retrieval {num_retrieval}; expected at least 2 and 0"
             )
         self.name = name
-        self._load_pairs = load_pairs
+        self._pairs = HeldOutPairs(data)
         self._block_size = block_size
         self._num_retrieval = num_retrieval
 
@@ -58,52 +56,57 @@ class ValidationLoss:
         """`loss` (nats), its standard error over blocks (None for one block), counts, and retrieval metrics.
 
         Raises:
-            ValueError: fewer pairs than one block, or features that are not finite.
+            ValueError: fewer usable pairs than one block, or features that are not finite.
             RuntimeError: on all ranks, where it happened on one of several.
         """
-        image_features, text_features = self._encode(bundle)
+        image_features, text_features, num_unusable = self._encode_all(bundle)
+        num_pairs, num_retrieval = len(image_features), min(len(image_features), self._num_retrieval)
         logit_scale = bundle.model.get_parameter("logit_scale").exp().item()
         losses = block_losses(image_features, text_features, logit_scale, self._block_size)
-        first = slice(self._num_retrieval)
-        retrieval = (
-            retrieval_metrics(
-                image_features[first], text_features[first], torch.arange(len(image_features[first]))
-            )
-            if self._num_retrieval
-            else {}
-        )
-        return {
+        metrics = {
             "loss": losses.mean().item(),
             "loss_standard_error": standard_error(losses),
             "num_negatives": self._block_size - 1,
-            "num_pairs": len(image_features),
-            "num_pairs_left_out": len(image_features) - len(losses) * self._block_size,
-            **{f"retrieval_{key}": value for key, value in retrieval.items()},
+            "num_pairs": num_pairs,
+            "num_pairs_left_out": num_pairs - len(losses) * self._block_size,
+            "num_unusable": num_unusable,
         }
+        if num_retrieval:
+            first = image_features[:num_retrieval], text_features[:num_retrieval]
+            metrics |= retrieval_metrics(*first, torch.arange(num_retrieval))
+        return metrics
 
-    def _encode(self, bundle: ClipBundle) -> tuple[Tensor, Tensor]:
-        """Image and text features of all pairs of all ranks, in order of their positions, on the CPU."""
-        parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        error = None
-        try:
-            with evaluation_mode(bundle.model):
-                for positions, images, tokens in progress(
-                    self._load_pairs(bundle, *ranks.rank_and_world_size()), self.name
-                ):
-                    image_features = refuse_non_finite(bundle.encode_image(images), "image")
-                    text_features = refuse_non_finite(bundle.encode_text(tokens), "text")
-                    parts.append((positions, image_features.cpu(), text_features.cpu()))
-        except Exception as caught:
-            error = caught
-        ranks.raise_on_all_ranks(error)
-        everything = [part for share in ranks.gather_over_ranks(parts) for part in share]
-        if not everything:
-            raise ValueError(f"{self.name}: no usable pair")
-        positions, image_features, text_features = (
-            torch.cat(column) for column in zip(*everything, strict=True)
-        )
+    def _encode_all(self, bundle: ClipBundle) -> tuple[Tensor, Tensor, int]:
+        """Image and text features of all ranks' pairs, in the data's order, and the number of losses."""
+        with ranks.failing_together(), evaluation_mode(bundle.model):
+            parts, losses = self._encode_share(bundle)
+        shares = ranks.gather_over_ranks((parts, losses))
+        losses = LossCounter()
+        for _, share_losses in shares:
+            losses.merge(share_losses)
+        summary = describe(losses.to_counts(), losses.first.values())
+        if losses and ranks.rank_and_world_size()[0] == 0:
+            _logger.warning("%s: lost %s", self.name, summary)
+        columns = list(zip(*(part for share_parts, _ in shares for part in share_parts), strict=True))
+        if not columns:
+            raise ValueError(f"{self.name}: no usable pair; lost {summary}")
+        positions, image_features, text_features = map(torch.cat, columns)
         order = positions.argsort()
-        return image_features[order], text_features[order]
+        return image_features[order], text_features[order], len(losses)
+
+    def _encode_share(self, bundle: ClipBundle) -> tuple[list[_Features], LossCounter]:
+        parts, losses = [], LossCounter()
+        for batch in progress(self._pairs.load(bundle, *ranks.rank_and_world_size()), self.name):
+            losses.merge(batch.losses)
+            if len(batch.positions):
+                parts.append(_encode(bundle, batch))
+        return parts, losses
+
+
+def _encode(bundle: ClipBundle, batch: PairBatch) -> _Features:
+    image_features = refuse_non_finite(bundle.encode_image(batch.images), "image")
+    text_features = refuse_non_finite(bundle.encode_text(batch.tokens), "text")
+    return batch.positions, image_features.cpu(), text_features.cpu()
 
 
 def block_losses(

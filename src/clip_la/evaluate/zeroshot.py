@@ -97,13 +97,9 @@ class ZeroShotFolder:
             ValueError: no image could be read, or the model's features are not finite.
             RuntimeError: on all ranks, where it happened on one of several.
         """
-        tally, error = Tally.empty(len(self.classes)), None
-        try:
-            with evaluation_mode(bundle.model):
-                self._count(bundle, tally)
-        except Exception as caught:
-            error = caught
-        ranks.raise_on_all_ranks(error)
+        tally = Tally.empty(len(self.classes))
+        with ranks.failing_together(), evaluation_mode(bundle.model):
+            self._count(bundle, tally)
         tally = tally.over_ranks()
         self._report_unreadable(tally.unreadable)
         return ZeroShotResult(self.classes, self.mapping, self.templates, tally, self.tree.num_other_files)
