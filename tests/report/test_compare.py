@@ -178,7 +178,7 @@ def test_what_is_wrong_with_one_run(new_run: NewRun) -> None:
         "go back in samples at line(s) 4 without a resume",
         "waited for data 38 % of the time",
         "its top-1 on held_out can't be told from chance: 2.0 % against 2.50 %",
-        "its last evaluation on held_out was at 200 samples, not at its last line (300)",
+        "was last evaluated on held_out at 200 of its 300 samples",
     ):
         assert expected in found
 
@@ -187,10 +187,19 @@ def test_evaluation_that_failed_or_left_images_out(new_run: NewRun) -> None:
     run = new_run("a").start().train(1000, 1.0).line("eval_failed", 1000, name="validation")
     run.eval(1000, "zeroshot/x", top1=0.5, top1_low=0.4, chance=0.1, num_unreadable=3).end(1000)
     found = messages([run.folder])
-    assert "a: its evaluation validation failed at 1 000 samples; out.log says why." in found
+    assert "a: validation failed at 1 000 samples; out.log says why." in found
     assert "a: 3 image(s) of x could not be read" in found
     run.start(1000, resumed=True).eval(1000, "validation", loss=1.0).end(1000)
     assert "validation failed" not in messages([run.folder])
+
+
+def test_guessing_level_is_that_of_the_softmax_loss(new_run: NewRun) -> None:
+    folders = [
+        new_run(f"siglip-{flag}", siglip=flag).start().train(1000, 6.0).end(1000).folder
+        for flag in (False, True)
+    ]
+    assert "not below guessing" in messages(folders[:1])
+    assert "not below guessing" not in messages(folders[1:])
 
 
 def test_resumed_and_restarted_runs_say_so(new_run: NewRun) -> None:

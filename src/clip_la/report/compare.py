@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from clip_la.report.runs import Run
-from clip_la.report.summary import RunSummary, summarise
+from clip_la.report.summary import RunSummary, ZeroShot, summarise
 from clip_la.report.text import evaluation, percent, setting
 
 ABSENT = "(not recorded)"
@@ -184,48 +184,76 @@ def _groups(values: Mapping[str, Any]) -> str:
 
 def _within(run: Run, summary: RunSummary) -> list[Finding]:
     """Findings about one run alone."""
-    found: list[tuple[Literal["warning", "note"], bool, str]] = [
-        (
-            "warning",
-            summary.num_non_finite > 0,
-            f"its loss was not finite in {summary.num_non_finite} log interval(s)",
-        ),
-        (
-            "warning",
-            summary.skipped_steps > 0,
-            f"skipped {summary.skipped_steps} step(s) that were not finite",
-        ),
-        ("warning", summary.lost_samples > 0, _lost(summary)),
-        ("warning", summary.state != "finished", f"is not finished: {summary.state}, {_progress(summary)}"),
-        ("warning", _finished_short(summary), f"says it is finished, but saw only {_progress(summary)}"),
-        ("warning", _learned_nothing(summary), _no_learning(summary)),
-        (
-            "warning",
-            run.num_restarts > 0,
-            f"was begun again from nothing {run.num_restarts} time(s) in its folder",
-        ),
-        (
-            "warning",
-            bool(run.backward_lines),
-            f"its metrics go back in samples at line(s) {_some(run.backward_lines)} without a resume; "
-            "did two jobs write into one folder?",
-        ),
-        (
-            "warning",
-            summary.data_wait > _HIGH_DATA_WAIT,
-            f"waited for data {percent(summary.data_wait, 0)} of the time, so its speed is the loader's",
-        ),
-        (
-            "note",
-            summary.num_resumes > 0,
-            f"was resumed {summary.num_resumes} time(s); {run.num_undone_lines} undone line(s) are left out",
-        ),
-        ("note", run.num_torn_lines > 0, f"{run.num_torn_lines} torn line(s) of its metrics are left out"),
+    warnings = [
+        *_training_problems(run, summary),
+        *_folder_problems(run),
+        *_evaluation_problems(run, summary),
     ]
-    found += [("warning", True, text) for text in _evaluation_problems(run, summary)]
     return [
-        Finding(severity, f"{run.name}: {text}.", (run.name,)) for severity, applies, text in found if applies
+        *(Finding("warning", f"{run.name}: {text}.", (run.name,)) for text in warnings),
+        *(Finding("note", f"{run.name}: {text}.", (run.name,)) for text in _remarks(run)),
     ]
+
+
+def _training_problems(run: Run, summary: RunSummary) -> Iterator[str]:
+    if summary.num_non_finite:
+        yield f"its loss was not finite in {summary.num_non_finite} log interval(s)"
+    if summary.skipped_steps:
+        yield f"skipped {summary.skipped_steps} step(s) that were not finite"
+    if summary.lost_samples:
+        yield _lost(summary)
+    if summary.state != "finished":
+        yield f"is not finished: {summary.state}, {_progress(summary)}"
+    elif summary.samples < (summary.samples_total or 0):
+        yield f"says it is finished, but saw only {_progress(summary)}"
+    # A softmax contrastive loss over a batch of B starts at about ln B, the loss of guessing.
+    batch = 0 if run.config.get("siglip") else summary.global_batch_size or 0
+    if batch > 1 and summary.train_loss >= math.log(batch):
+        guessing = f"ln {batch} = {math.log(batch):.3f}"
+        yield f"its training loss {summary.train_loss:.3f} is not below guessing ({guessing})"
+    if summary.data_wait > _HIGH_DATA_WAIT:
+        yield f"waited for data {percent(summary.data_wait, 0)} of the time, so its speed is the loader's"
+
+
+def _folder_problems(run: Run) -> Iterator[str]:
+    if run.num_restarts:
+        yield f"was begun again from nothing {run.num_restarts} time(s) in its folder"
+    if run.backward_lines:
+        lines = _some(run.backward_lines)
+        yield (
+            f"its metrics go back in samples at line(s) {lines} without a resume; "
+            "did two jobs write into one folder?"
+        )
+
+
+def _evaluation_problems(run: Run, summary: RunSummary) -> Iterator[str]:
+    for point in run.failed_evals:
+        yield f"{evaluation(point.name)} failed at {setting(point.samples)} samples; out.log says why"
+    unreadable = {point.name: point.metrics.get("num_unreadable") for point in run.evals}
+    for name, num_images in unreadable.items():
+        if num_images:
+            yield f"{num_images} image(s) of {evaluation(name)} could not be read and don't count"
+    for result in summary.zeroshot:
+        yield from _zeroshot_problems(result, summary.samples)
+
+
+def _zeroshot_problems(result: ZeroShot, samples: int) -> Iterator[str]:
+    name = evaluation(result.name)
+    low = result.top1 if result.top1_low is None else result.top1_low
+    if math.isnan(result.top1):
+        yield f"its top-1 on {name} is not a number"
+    elif result.chance is not None and low <= result.chance:
+        levels = f"{percent(result.top1)} against {percent(result.chance, 2)}"
+        yield f"its top-1 on {name} can't be told from chance: {levels}"
+    if result.samples < samples:
+        yield f"was last evaluated on {name} at {setting(result.samples)} of its {setting(samples)} samples"
+
+
+def _remarks(run: Run) -> Iterator[str]:
+    if run.num_resumes:
+        yield f"was resumed {run.num_resumes} time(s); {run.num_undone_lines} undone line(s) are left out"
+    if run.num_torn_lines:
+        yield f"{run.num_torn_lines} torn line(s) of its metrics are left out"
 
 
 def _lost(summary: RunSummary) -> str:
@@ -239,48 +267,6 @@ def _progress(summary: RunSummary) -> str:
     total = summary.samples_total
     seen = f"{setting(summary.samples)} samples"
     return f"{setting(summary.samples)} of {setting(total)} samples" if total else seen
-
-
-def _finished_short(summary: RunSummary) -> bool:
-    return summary.state == "finished" and summary.samples < (summary.samples_total or 0)
-
-
-def _learned_nothing(summary: RunSummary) -> bool:
-    """A contrastive loss over a batch of B starts at about ln B, the loss of guessing."""
-    batch = summary.global_batch_size
-    return batch is not None and batch > 1 and summary.train_loss >= math.log(batch)
-
-
-def _no_learning(summary: RunSummary) -> str:
-    batch = summary.global_batch_size or 1
-    guessing = f"ln {batch} = {math.log(batch):.3f}"
-    return f"its training loss {summary.train_loss:.3f} is not below guessing ({guessing})"
-
-
-def _evaluation_problems(run: Run, summary: RunSummary) -> list[str]:
-    problems = [
-        f"its evaluation {evaluation(point.name)} failed at {setting(point.samples)} samples; out.log says why"
-        for point in run.failed_evals
-    ]
-    unreadable = {point.name: point.metrics.get("num_unreadable") or 0 for point in run.evals}
-    problems += [
-        f"{num_images} image(s) of {evaluation(name)} could not be read and don't count in its accuracy"
-        for name, num_images in unreadable.items()
-        if num_images
-    ]
-    for result in summary.zeroshot:
-        low = result.top1 if result.top1_low is None else result.top1_low
-        if math.isnan(result.top1):
-            problems.append(f"its top-1 on {evaluation(result.name)} is not a number")
-        elif result.chance is not None and low <= result.chance:
-            levels = f"{percent(result.top1)} against {percent(result.chance, 2)}"
-            problems.append(f"its top-1 on {evaluation(result.name)} can't be told from chance: {levels}")
-        if result.samples < summary.samples:
-            problems.append(
-                f"its last evaluation on {evaluation(result.name)} was at {setting(result.samples)} samples, "
-                f"not at its last line ({setting(summary.samples)})"
-            )
-    return problems
 
 
 def _some(numbers: Sequence[int], limit: int = 5) -> str:
