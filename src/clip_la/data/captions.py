@@ -17,8 +17,9 @@ Tokenize = Callable[[list[str]], torch.Tensor]
 class CaptionEncoder:
     """Captions to rows of tokens.
 
-    The text is cut at `limits.caption_chars` after white space is collapsed, as the tokenizer
-    collapses it, so what is cut lies beyond the tokenizer's own cut but for words that are no words.
+    Empty is a caption of which the tokenizer leaves nothing. The text is cut at
+    `limits.caption_chars` after white space is collapsed, as the tokenizer collapses it, so the cut
+    lies beyond the tokenizer's own, but for words that are no words.
     Special tokens are looked for in the tokens, not in the text, because a tokenizer's cleaning can
     make one out of "&lt;end_of_text&gt;" or full-width brackets.
 
@@ -40,15 +41,15 @@ class CaptionEncoder:
         Raises:
             Unusable: not UTF-8, empty, or holding a special token.
         """
-        text = decode_caption(data)[: 16 * self._max_chars]
-        text = " ".join(text.split())[: self._max_chars]
-        if not text and not self._keep_empty:
-            raise Unusable(Cause.TEXT_EMPTY)
+        text = " ".join(decode_caption(data).split())[: self._max_chars]
         try:
             tokens = self._tokenize([text])[0]
         except Exception as error:
             raise Unusable(Cause.TEXT_TOKENIZER, repr(error)) from error
-        if has_special_token(tokens.tolist(), self._empty_row):
+        row = tokens.tolist()
+        if row == self._empty_row and not self._keep_empty:
+            raise Unusable(Cause.TEXT_EMPTY, repr(text[:80]))
+        if has_special_token(row, self._empty_row):
             raise Unusable(Cause.TEXT_SPECIAL_TOKEN, repr(text[:80]))
         return tokens
 

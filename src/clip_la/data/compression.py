@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import zlib
 
-from clip_la.data.storage import CHUNK_BYTES, ByteStream
+from clip_la.data.remote import CHUNK_BYTES
+from clip_la.data.storage import ByteStream
 
 GZIP_MAGIC = b"\x1f\x8b"
 REFUSED = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}

@@ -11,8 +11,13 @@ import hashlib
 import itertools
 import logging
 import math
+import multiprocessing
+import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import torch
@@ -25,16 +30,13 @@ from clip_la.data.reader import (
     Decoder,
     Preprocess,
     ReaderBatch,
-    Shards,
-    Source,
     isolated_random_state,
 )
+from clip_la.data.source import Source, open_units
 from clip_la.data.spec import DataSpec
 from clip_la.data.tables import Table
-from clip_la.data.urls import ShardListError, count_samples, expand_shards, shard_weights
 
 STATE_VERSION = 1
-TABLE_SUFFIXES = (".csv", ".tsv")
 
 
 class NoUsableSamples(RuntimeError):  # noqa: N818 - named for what happened
@@ -103,7 +105,9 @@ class TrainLoader:
         state: Mapping[str, Any] | None = None,
     ) -> None:
         self.spec = spec
-        source, num_samples, weights = open_source(spec)
+        source = open_units(spec)
+        _check_readers(spec, len(source), "rows" if isinstance(source, Table) else "shards")
+        num_samples = spec.num_samples or source.count_samples()
         global_batch = spec.batch_size * spec.world_size
         if isinstance(source, Table):  # as OpenCLIP: the last partial batch of a table is dropped
             self.num_batches = num_samples // global_batch
@@ -119,7 +123,7 @@ class TrainLoader:
         self._epoch, self._index, self._positions = self._start(state)
         decoder = Decoder(spec, preprocess, tokenize)
         self._dataset = _ReaderDataset(
-            source, decoder, spec, weights, self.num_batches, (self._epoch, self._index, self._positions)
+            source, decoder, spec, self.num_batches, (self._epoch, self._index, self._positions)
         )
 
     def _start(self, state: Mapping[str, Any] | None) -> tuple[int, int, list[Position | None]]:
@@ -143,18 +147,27 @@ class TrainLoader:
     def __iter__(self) -> Iterator[Batch]:
         """Batches from the state on; raises NoUsableSamples after a full pass without one."""
         spec = self.spec
+        is_closing = multiprocessing.get_context(spec.start_method).Event()
         loader: DataLoader[ReaderBatch] = DataLoader(
             self._dataset,
             batch_size=None,
             num_workers=spec.workers,
             collate_fn=_unchanged,
             multiprocessing_context=spec.start_method if spec.workers else None,
+            worker_init_fn=partial(_start_worker, is_closing),
             generator=torch.Generator(),  # leaves the training process's own generator alone
             pin_memory=spec.pin_memory,
         )
+        try:
+            yield from self._receive(iter(loader))
+        finally:
+            is_closing.set()
+
+    def _receive(self, items: Iterator[ReaderBatch]) -> Iterator[Batch]:
+        spec = self.spec
         epoch, index, positions = self._epoch, self._index, list(self._positions)
         named: set[Cause] = set()
-        for item in loader:
+        for item in items:
             if item.images is None or item.texts is None:
                 raise NoUsableSamples(item.losses, self._num_units, spec.batch_size)
             batch_epoch, batch_index = epoch, index
@@ -186,14 +199,13 @@ class _ReaderDataset(IterableDataset[ReaderBatch]):
         source: Source,
         decoder: Decoder,
         spec: DataSpec,
-        weights: list[float] | None,
         num_batches: int,
         start: tuple[int, int, list[Position | None]],
     ) -> None:
         self._source = source
+        self._weights = source.weights()
         self._decoder = decoder
         self._spec = spec
-        self._weights = weights
         self._num_batches = num_batches
         self._start = start
 
@@ -237,34 +249,6 @@ class _ReaderDataset(IterableDataset[ReaderBatch]):
         return BatchReader(self._source, self._decoder, spec, reader, self._weights)
 
 
-def open_source(spec: DataSpec) -> tuple[Source, int, list[float] | None]:
-    """The data of a spec, its samples in a virtual epoch, and the units' weights."""
-    if is_table(spec):
-        table = Table(
-            spec.train_data,
-            image_key=spec.csv_img_key,
-            caption_key=spec.csv_caption_key,
-            separator=spec.csv_separator,
-            limits=spec.limits,
-        )
-        _check_readers(spec, len(table), "rows")
-        return table, spec.num_samples or len(table), None
-    urls = expand_shards(spec.train_data)
-    _check_readers(spec, len(urls), "shards")
-    factors = spec.upsampling_factors
-    weights = shard_weights(spec.train_data, factors) if factors is not None else None
-    return Shards(urls, spec), spec.num_samples or count_samples(urls), weights
-
-
-def is_table(spec: DataSpec) -> bool:
-    """Whether `train_data` is a CSV or TSV file."""
-    if spec.dataset_type == "auto":
-        return spec.train_data.lower().endswith(TABLE_SUFFIXES)
-    if spec.dataset_type not in ("csv", "webdataset"):
-        raise ShardListError(f"dataset type is {spec.dataset_type!r}; expected webdataset, csv or auto")
-    return spec.dataset_type == "csv"
-
-
 def _check_readers(spec: DataSpec, num_units: int, what: str) -> None:
     num_readers = spec.world_size * spec.num_readers
     if num_units < num_readers and not spec.resampled:
@@ -287,6 +271,23 @@ def _layout(spec: DataSpec, source: Source, num_batches: int) -> dict[str, Any]:
         "resampled": spec.resampled,
         "data": hashlib.sha256(f"{spec.train_data} {len(source)}".encode()).hexdigest()[:16],
     }
+
+
+def _start_worker(is_closing: Event, worker: int) -> None:
+    """Make a worker outlive the signals that a cluster or a terminal sends to every process of a job.
+
+    The training process decides when to stop, after it has saved; SIGTERM ends a worker only once
+    the loader is closing, or the training process is gone.
+    """
+    parent = multiprocessing.parent_process()
+
+    def end_if_closing(*_: object) -> None:
+        if is_closing.is_set() or parent is None or not parent.is_alive():
+            os._exit(0)
+
+    signal.signal(signal.SIGTERM, end_if_closing)
+    for ignored in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(ignored, signal.SIG_IGN)
 
 
 def _unchanged(item: Any) -> Any:

@@ -31,6 +31,7 @@ class Cause(str, Enum):
     NO_IMAGE = "no_image"
     NO_TEXT = "no_text"
     BAD_ROW = "bad_row"
+    IMAGE_UNREADABLE = "image_unreadable"
     IMAGE_EMPTY = "image_empty"
     IMAGE_FORMAT = "image_format"
     IMAGE_CORRUPT = "image_corrupt"
@@ -62,6 +63,11 @@ class Loss:
     key: str | None = None
     detail: str = ""
 
+    def __post_init__(self) -> None:
+        if self.key is not None:
+            object.__setattr__(self, "key", printable(self.key))
+        object.__setattr__(self, "detail", printable(self.detail))
+
     def __str__(self) -> str:
         where = self.shard if self.key is None else f"{self.shard}: {self.key}"
         return f"{self.cause} in {where}" + (f" ({self.detail})" if self.detail else "")
@@ -76,6 +82,12 @@ class Loss:
         return cls(
             Cause(values["cause"]), values["shard"] or "", values.get("key"), values.get("detail") or ""
         )
+
+
+def printable(text: str, limit: int = 200) -> str:
+    """`text` as one short line that can't steer a terminal: names come from shards."""
+    short = text if len(text) <= limit else text[:limit] + "..."
+    return short if short.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in short)
 
 
 class LossCounter:

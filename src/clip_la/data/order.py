@@ -64,11 +64,12 @@ class Reader:
             return self._draw(num_units, position.pass_number, weights)
         units: npt.NDArray[np.int64] = _generator("epoch", self.seed, self.epoch).permutation(num_units)
         if position.is_wide:
-            return np.roll(units, -(num_units * self.number // self.num_readers))
-        share = units[self.number :: self.num_readers]
+            start = num_units * self.number // self.num_readers
+            return np.concatenate([units[start:], units[:start]])
+        share: npt.NDArray[np.int64] = units[self.number :: self.num_readers].copy()
         if position.pass_number:
-            share = self._generator("pass", position.pass_number).permutation(share)
-        return share.copy()
+            self._generator("pass", position.pass_number).shuffle(share)
+        return share
 
     def _draw(
         self, num_units: int, pass_number: int, weights: Sequence[float] | None

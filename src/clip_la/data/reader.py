@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from queue import Queue
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,36 +19,12 @@ from clip_la.data.captions import CaptionEncoder
 from clip_la.data.decode import Unusable, decode_image
 from clip_la.data.losses import Cause, Loss, LossCounter
 from clip_la.data.order import Position, Reader
-from clip_la.data.samples import OpenOptions, RawSample, read_shard
+from clip_la.data.samples import RawSample
+from clip_la.data.source import Source
 from clip_la.data.spec import DataSpec
 
 T = TypeVar("T")
 Preprocess = Callable[[Image.Image], torch.Tensor]
-
-
-class Source(Protocol):
-    """Units of raw samples: shards, or rows of a table."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, unit: int, /) -> Iterator[RawSample | Loss]:
-        """The samples of one unit, always in the same order."""
-
-
-class Shards:
-    """A list of shards as a Source."""
-
-    def __init__(self, urls: Sequence[str], spec: DataSpec) -> None:
-        self.urls = tuple(urls)
-        self._limits = spec.limits
-        self._options = OpenOptions(spec.retries, spec.timeout_seconds, spec.allow_pipe)
-
-    def __len__(self) -> int:
-        return len(self.urls)
-
-    def read(self, unit: int, /) -> Iterator[RawSample | Loss]:
-        """The samples of one shard, in its order."""
-        return read_shard(self.urls[unit], self._limits, self._options)
 
 
 @dataclass
@@ -68,6 +44,12 @@ class ReaderBatch:
     texts: torch.Tensor | None
     position: Position
     losses: LossCounter
+
+    def pin_memory(self) -> ReaderBatch:
+        """The same in page-locked memory; DataLoader calls this where pinning is on."""
+        if self.images is None or self.texts is None:
+            return self
+        return replace(self, images=self.images.pin_memory(), texts=self.texts.pin_memory())
 
 
 class Decoder:

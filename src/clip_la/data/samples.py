@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from clip_la.data.compression import CompressionError, decompressed
 from clip_la.data.losses import Cause, Loss
 from clip_la.data.spec import Limits
-from clip_la.data.storage import NotAFileError, open_stream
+from clip_la.data.storage import NotAFileError, OpenOptions, open_stream
 from clip_la.data.tar import BadMember, Damage, EndOfArchive, Entry, Member, TarReader
 
 IMAGE_SUFFIXES = ("jpg", "png", "jpeg", "webp")
 TEXT_SUFFIX = "txt"
+CHECKED_SUFFIXES = (*IMAGE_SUFFIXES, "json")  # read, so that a lying size is found out; json isn't used
 MEMBER_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 
 
@@ -35,16 +36,7 @@ class RawSample:
     @property
     def num_bytes(self) -> int:
         """Bytes held, for bounding a block."""
-        return len(self.image) + len(self.text)
-
-
-@dataclass(frozen=True)
-class OpenOptions:
-    """How shards are opened; see DataSpec."""
-
-    retries: int = 5
-    timeout_seconds: float = 30.0
-    allow_pipe: bool = False
+        return len(self.key) + len(self.image) + len(self.text)
 
 
 def read_shard(url: str, limits: Limits, options: OpenOptions) -> Iterator[RawSample | Loss]:
@@ -57,15 +49,10 @@ def _read_entries(url: str, limits: Limits, options: OpenOptions) -> Iterator[En
         _, suffix = split_name(name)
         if suffix == TEXT_SUFFIX:
             return limits.caption_bytes
-        return limits.member_bytes if suffix in IMAGE_SUFFIXES else None
+        return limits.member_bytes if suffix in CHECKED_SUFFIXES else None
 
     try:
-        with open_stream(
-            url,
-            retries=options.retries,
-            timeout_seconds=options.timeout_seconds,
-            allow_pipe=options.allow_pipe,
-        ) as stream:
+        with open_stream(url, options) as stream:
             yield from TarReader(decompressed(stream), member_limit, limits.scan_bytes)
     except FileNotFoundError as error:
         yield Damage(Cause.SHARD_MISSING, error.strerror or str(error))
@@ -73,7 +60,7 @@ def _read_entries(url: str, limits: Limits, options: OpenOptions) -> Iterator[En
         yield Damage(Cause.SHARD_NOT_A_TAR, str(error))
     except CompressionError as error:
         yield Damage(Cause.SHARD_COMPRESSED, str(error))
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: no such path can exist
         yield Damage(Cause.SHARD_UNREADABLE, str(error))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+from clip_la.data.storage import OpenOptions
+
 DatasetType = Literal["webdataset", "csv", "auto"]
 MIB = 2**20
 
@@ -102,12 +104,19 @@ class DataSpec:
             raise ValueError(f"rank is {self.rank}; expected 0 <= rank < world_size = {self.world_size}")
         if self.num_samples is not None and self.num_samples < 1:
             raise ValueError(f"num_samples is {self.num_samples}; expected at least 1")
+        if self.dataset_type not in ("webdataset", "csv", "auto"):
+            raise ValueError(f"dataset type is {self.dataset_type!r}; expected webdataset, csv or auto")
         if self.empty_caption not in ("drop", "keep"):
             raise ValueError(f"empty_caption is {self.empty_caption!r}; expected drop or keep")
         if self.upsampling_factors is not None and not self.resampled:
             raise ValueError(
                 "upsampling factors only have a meaning with resampled data (--dataset-resampled)"
             )
+
+    @property
+    def open_options(self) -> OpenOptions:
+        """How its files are opened."""
+        return OpenOptions(self.retries, self.timeout_seconds, self.allow_pipe)
 
     @property
     def num_readers(self) -> int:

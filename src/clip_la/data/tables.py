@@ -6,11 +6,12 @@ import csv
 import os
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 
 from clip_la.data.losses import Cause, Loss
 from clip_la.data.samples import RawSample
 from clip_la.data.spec import Limits
-from clip_la.data.storage import NotAFileError, read_small
+from clip_la.data.storage import NotAFileError, OpenOptions, TooLargeError, read_small
 
 
 class TableError(ValueError):
@@ -34,12 +35,21 @@ class Table:
     """
 
     def __init__(
-        self, path: str, *, image_key: str, caption_key: str, separator: str, limits: Limits
+        self,
+        path: str,
+        *,
+        image_key: str = "filepath",
+        caption_key: str = "title",
+        separator: str = "\t",
+        limits: Limits | None = None,
+        options: OpenOptions | None = None,
     ) -> None:
         self.path = path
-        self._limits = limits
+        self._limits = limits or Limits()
+        self._options = replace(options or OpenOptions(), allow_pipe=False)
         self._ends = array("q")
         rows = bytearray()
+        csv.field_size_limit(self._limits.caption_bytes)
         for image, caption in _read_rows(path, image_key, caption_key, separator):
             rows += image
             self._ends.append(len(rows))
@@ -52,7 +62,18 @@ class Table:
     def __len__(self) -> int:
         return len(self._ends) // 2
 
-    def read(self, row: int) -> Iterator[RawSample | Loss]:
+    def name(self, row: int, /) -> str:
+        """Table and row."""
+        return f"{self.path} row {row}"
+
+    def count_samples(self) -> int:
+        """The rows."""
+        return len(self)
+
+    def weights(self) -> None:
+        """All rows alike."""
+
+    def read(self, row: int, /) -> Iterator[RawSample | Loss]:
         """The one sample of a row, numbered from 0 after the header."""
         image, caption = self._field(2 * row), self._field(2 * row + 1)
         path = os.fsdecode(image)
@@ -60,13 +81,15 @@ class Table:
             yield Loss(Cause.BAD_ROW, self.path, str(row), "no image path, or too few columns")
             return
         try:
-            yield RawSample(self.path, path, read_small(path, self._limits.member_bytes), caption)
+            yield RawSample(
+                self.path, path, read_small(path, self._limits.member_bytes, self._options), caption
+            )
         except (FileNotFoundError, NotAFileError) as error:
             yield Loss(Cause.NO_IMAGE, self.path, path, error.strerror or str(error))
-        except ValueError as error:
+        except TooLargeError as error:
             yield Loss(Cause.MEMBER_TOO_LARGE, self.path, path, str(error))
-        except OSError as error:
-            yield Loss(Cause.SHARD_UNREADABLE, self.path, path, str(error))
+        except (OSError, ValueError) as error:  # ValueError: no such path can exist
+            yield Loss(Cause.IMAGE_UNREADABLE, self.path, path, str(error))
 
     def _field(self, index: int) -> bytes:
         start = self._ends[index - 1] if index else 0
@@ -84,11 +107,22 @@ def _read_rows(path: str, image_key: str, caption_key: str, separator: str) -> I
                 "(see --csv-img-key, --csv-caption-key, --csv-separator)"
             )
         image_column, caption_column = header.index(image_key), header.index(caption_key)
-        for row in reader:
+        for row in _skip_broken(reader):
             if len(row) <= max(image_column, caption_column):
                 yield b"", b""
             else:
                 yield _encode(row[image_column]), _encode(row[caption_column])
+
+
+def _skip_broken(reader: Iterator[list[str]]) -> Iterator[list[str]]:
+    """The rows; [] in place of one that the csv module can't read."""
+    while True:
+        try:
+            yield next(reader)
+        except StopIteration:
+            return
+        except csv.Error:
+            yield []
 
 
 def _encode(text: str) -> bytes:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from clip_la.data.losses import Cause
-from clip_la.data.storage import CHUNK_BYTES, ByteStream
+from clip_la.data.remote import CHUNK_BYTES
+from clip_la.data.storage import ByteStream
 
 BLOCK = 512
 ZERO_BLOCK = bytes(BLOCK)
-MAX_EXTENDED_HEADER_BYTES = 2**20
+MAX_EXTENDED_HEADER_BYTES = 2**16
 MAGIC = b"ustar"
 MAGIC_OFFSET = 257
 PAX_RECORD = re.compile(rb"(\d{1,9}) ")
@@ -207,24 +208,30 @@ class TarReader:
         if limit is None:
             return self._skip(name, size) or Member(name, b"")
         if size > limit:
-            self._skip(name, size)
+            self._skip(name, size, may_be_nested=False)
             return BadMember(name, Cause.MEMBER_TOO_LARGE, f"{size:,} bytes, limit {limit:,}")
         data = self._blocks.take(_padded(size))
         return self._check_data(name, size, data) or Member(name, data[:size])
 
-    def _skip(self, name: str, size: int) -> BadMember | None:
-        """Pass over a member's bytes in bounded memory; what is wrong with them, if anything."""
-        left = _padded(size)
+    def _skip(self, name: str, size: int, may_be_nested: bool = True) -> BadMember | None:
+        """Pass over a member's bytes in bounded memory; what is wrong with them, if anything.
+
+        A member that begins with a header is an archive of its own, and not looked into.
+        """
+        left, is_nested = _padded(size), False
         while left > 0:
             length = min(left, CHUNK_BYTES)
-            bad = self._check_data(name, length, self._blocks.take(length))
+            data = self._blocks.take(length)
+            if left == _padded(size):
+                is_nested = may_be_nested and find_header(data[:BLOCK]) == 0
+            bad = self._check_data(name, length, data, is_nested)
             if bad is not None:
                 return bad
             left -= length
         return None
 
-    def _check_data(self, name: str, size: int, data: bytes) -> BadMember | None:
-        at = find_header(data)
+    def _check_data(self, name: str, size: int, data: bytes, is_nested: bool = False) -> BadMember | None:
+        at = None if is_nested else find_header(data)
         if at is not None:
             self._blocks.give_back(data[at:])
             return BadMember(name, Cause.BAD_SIZE, f"another header follows after {at} of its {size} bytes")

@@ -6,16 +6,17 @@ import glob
 import json
 import logging
 import os
-import re
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
 import braceexpand
 import fsspec
 
-from clip_la.data.storage import is_remote, local_path, read_small
+from clip_la.data.remote import check_scheme
+from clip_la.data.storage import PIPE, OpenOptions, is_remote, local_path, read_small
 
-MAX_SHARDS = 10_000_000
+MAX_SHARDS = 1_000_000
 MAX_SIZES_BYTES = 2**28
 
 
@@ -42,15 +43,24 @@ def split_parts(shards: str) -> list[str]:
 
 def expand_part(part: str) -> list[str]:
     """URLs that one part of a shard list stands for."""
-    if part.startswith("pipe:"):
-        return list(_expand_braces(part))
+    if part.startswith(PIPE):
+        return _expand_braces(part)
     urls = [url for pattern in _expand_braces(part) for url in _expand_glob(pattern)]
     for url in urls:
-        if not url.endswith(".tar") and not is_remote(url) and os.path.isdir(local_path(url)):
+        if is_remote(url):
+            _check_remote(url)
+        elif not url.endswith(".tar") and os.path.isdir(local_path(url)):
             raise ShardListError(
                 f"{url} is not a tar but a directory; name its shards, as {url.rstrip('/')}/*.tar"
             )
     return urls
+
+
+def _check_remote(url: str) -> None:
+    try:
+        check_scheme(url)
+    except ValueError as error:
+        raise ShardListError(str(error)) from error
 
 
 def _expand_braces(pattern: str) -> list[str]:
@@ -64,13 +74,14 @@ def _expand_braces(pattern: str) -> list[str]:
 
 
 def _expand_glob(pattern: str) -> list[str]:
-    if not re.search(r"[*?\[]", pattern.split("?", 1)[0] if is_remote(pattern) else pattern):
+    if not set(pattern) & set("*[" if is_remote(pattern) else "*?["):
         return [pattern]
     if is_remote(pattern):
+        _check_remote(pattern)
         filesystem, path = fsspec.core.url_to_fs(pattern)
         found = [filesystem.unstrip_protocol(name) for name in filesystem.glob(path)]
     else:
-        found = [pattern] if os.path.exists(pattern) else glob.glob(local_path(pattern))
+        found = [pattern] if os.path.exists(pattern) else glob.glob(local_path(pattern), recursive=True)
     if not found:
         raise ShardListError(f"no shard matches {pattern!r}; check the path")
     return sorted(found)
@@ -93,7 +104,7 @@ def shard_weights(shards: str, factors: str) -> list[float]:
     return [value for part, value in zip(parts, values, strict=True) for _ in expand_part(part)]
 
 
-def count_samples(urls: list[str]) -> int:
+def count_samples(urls: Sequence[str], options: OpenOptions) -> int:
     """Samples in the shards as their makers recorded them.
 
     OpenCLIP's sizes.json in the shard's folder, else img2dataset's NNNNN_stats.json beside it. A
@@ -103,16 +114,18 @@ def count_samples(urls: list[str]) -> int:
         ShardListError: a shard with neither.
     """
     sizes: dict[str, dict[str, Any]] = {}
-    return sum(_count_shard(url, sizes) for url in urls)
+    return sum(_count_shard(url, sizes, options) for url in urls)
 
 
-def _count_shard(url: str, sizes: dict[str, dict[str, Any]]) -> int:
+def _count_shard(url: str, sizes: dict[str, dict[str, Any]], options: OpenOptions) -> int:
     folder, name = os.path.split(url)
+    if url.startswith(PIPE):
+        raise ShardListError(f"unknown number of samples in {url}; give --train-num-samples")
     if folder not in sizes:
-        sizes[folder] = _read_object(os.path.join(folder, "sizes.json"))
+        sizes[folder] = _read_object(os.path.join(folder, "sizes.json"), options)
     if name in sizes[folder]:
         return int(sizes[folder][name])
-    stats = _read_object(os.path.splitext(url)[0] + "_stats.json")
+    stats = _read_object(os.path.splitext(url)[0] + "_stats.json", options)
     if "successes" in stats:
         return int(stats["successes"])
     if not is_remote(url) and not os.path.exists(local_path(url)):
@@ -124,12 +137,16 @@ def _count_shard(url: str, sizes: dict[str, dict[str, Any]]) -> int:
     )
 
 
-def _read_object(url: str) -> dict[str, Any]:
+def _read_object(url: str, options: OpenOptions) -> dict[str, Any]:
     """A small JSON file's object; {} where there is no such file."""
     try:
-        content = json.loads(read_small(url, MAX_SIZES_BYTES))
+        content = json.loads(read_small(url, MAX_SIZES_BYTES, options))
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise ShardListError(
+            f"{url} can't be read ({error}); mend that, or give --train-num-samples"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise ShardListError(f"{url} is not valid JSON ({error}); mend or remove it") from error
     if not isinstance(content, dict):
