@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from clip_la.attention.spec import AttentionSpec
-from clip_la.openclip import WeightsError, list_linear_models
+from clip_la.openclip import WeightsError, bound_tokenizer_cache, list_linear_models
 
 ModelConfig = dict[str, Any]
 PRECISIONS = ("fp32", "amp", "amp_bf16", "amp_bfloat16", "bf16", "fp16", "pure_bf16", "pure_fp16")
@@ -178,6 +178,7 @@ def build(
             reference, precision=precision, device=device, output_dict=True, aug_cfg=dict(aug_cfg or {})
         )
         tokenizer = open_clip.get_tokenizer(reference)
+        bound_tokenizer_cache(tokenizer)
     return ClipBundle(
         model=model,
         preprocess_train=preprocess_train,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     from clip_la.checkpoint import CheckpointError
     from clip_la.config import ConfigError
-    from clip_la.data.losses import NoUsableSamples
+    from clip_la.data.loader import NoUsableSamples
     from clip_la.distributed import LaunchError
     from clip_la.openclip import WeightsError
 
@@ -124,18 +125,37 @@ def _demo_data(args: argparse.Namespace) -> int:
 
 
 def _add_check(commands: Any) -> None:
-    from clip_la.data.check import add_arguments
-
     parser = _command(
-        commands, "check", _check, "Read shards through and say what is in them and what is wrong."
+        commands, "check", _check, "Read shards or a table through: usable pairs, and what is wrong."
     )
-    add_arguments(parser)
+    parser.add_argument(
+        "train_data", metavar="SHARDS", help="'dir/{00000..00099}.tar' (:: joins lists), or a CSV file"
+    )
+    parser.add_argument("--workers", type=int, default=2, help="reading processes (default: %(default)s)")
+    parser.add_argument("--empty-caption", default="drop", choices=("drop", "keep"), help="as in training")
+    parser.add_argument("--csv-separator", default="\t", help="column separator of CSV files")
+    parser.add_argument("--csv-img-key", default="filepath", help="CSV column of image paths")
+    parser.add_argument("--csv-caption-key", default="title", help="CSV column of captions")
+    parser.add_argument(
+        "--allow-pipe", action="store_true", help="allow shard lists to run commands with pipe:"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything, shard by shard")
 
 
 def _check(args: argparse.Namespace) -> int:
-    from clip_la.data.check import run_check
+    import open_clip
 
-    return run_check(args)
+    from clip_la.data.check import check_data
+    from clip_la.data.check_text import format_check
+    from clip_la.data.spec import DataSpec
+
+    names = ("train_data", "empty_caption", "csv_separator", "csv_img_key", "csv_caption_key", "allow_pipe")
+    spec = DataSpec(batch_size=1, **{name: getattr(args, name) for name in names})
+    report = check_data(spec, open_clip.get_tokenizer("ViT-B-16"), workers=args.workers)
+    if args.json is not None:
+        args.json.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
+    print(format_check(report))
+    return 0 if report.is_clean else EXIT_FAILED
 
 
 # --- Training ---------------------------------------------------------------------------------------
@@ -256,12 +276,18 @@ def _add_fit(commands: Any) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("fit"), help="folder to write (default: %(default)s)"
     )
+    parser.add_argument(
+        "--loss",
+        default="train",
+        metavar="NAME",
+        help="which loss: train, or an evaluation's name, such as validation (default: %(default)s)",
+    )
 
 
 def _fit(args: argparse.Namespace) -> int:
     from clip_la.report.scaling import write_fit
 
-    summary = write_fit(args.runs, args.out)
+    summary = write_fit(args.runs, args.out, loss=args.loss)
     print(summary.text)
     print("\nwritten: " + ", ".join(map(str, summary.paths)))
     return 0

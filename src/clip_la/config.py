@@ -186,6 +186,9 @@ class RunConfig:
     zeroshot_frequency: int = _flag(
         2, "epochs between zero-shot evaluations; 0 for the last epoch only", "evaluation"
     )
+    val_block_size: int = _flag(
+        256, "pairs that the validation loss tells apart at a time (not in OpenCLIP)", "evaluation"
+    )
     val_frequency: int = _flag(1, "epochs between validation losses; 0 for the last epoch only", "evaluation")
 
     def __post_init__(self) -> None:

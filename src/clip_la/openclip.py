@@ -144,6 +144,27 @@ def _native_transformers(
             )
 
 
+class _BoundedCache(dict[str, str]):
+    """A dict that starts over, but for its first entries, when it has grown too large."""
+
+    def __init__(self, first: Mapping[str, str], max_entries: int) -> None:
+        super().__init__(first)
+        self._first = dict(first)
+        self._max_entries = max_entries
+
+    def __setitem__(self, key: str, value: str) -> None:
+        if len(self) >= self._max_entries:
+            self.clear()
+            self.update(self._first)
+        super().__setitem__(key, value)
+
+
+def bound_tokenizer_cache(tokenizer: Any, max_entries: int = 100_000) -> None:
+    """Keep OpenCLIP's SimpleTokenizer from remembering every word of 400 million captions."""
+    if isinstance(tokenizer, open_clip.SimpleTokenizer):
+        tokenizer.cache = _BoundedCache(tokenizer.cache, max_entries)
+
+
 # --- Weights know their attention -------------------------------------------------------------------
 
 

@@ -131,12 +131,11 @@ def _save_is_due(run: Run, samples: int, saved_at: float) -> bool:
 def _end_epoch(run: Run, done: bool) -> None:
     progress, config = run.progress, run.config
     mean_loss = progress.epoch_loss / max(1, progress.epoch_steps)
-    run.record("epoch", epoch=run.epoch, loss=mean_loss, losses=dict(progress.lost))
+    lost = run.lost_by_cause()
+    run.record("epoch", epoch=run.epoch, loss=mean_loss, losses=dict(lost))
     logger.info("epoch %d of %d: mean loss %.4f", run.epoch, config.epochs, mean_loss)
-    if progress.lost:
-        logger.info(
-            "samples lost so far: %s", ", ".join(f"{n} {cause}" for cause, n in progress.lost.items())
-        )
+    if lost:
+        logger.info("lost so far: %s", ", ".join(f"{count} {cause}" for cause, count in lost.items()))
     progress.epoch_loss, progress.epoch_steps = 0.0, 0
     due = [e for every, e in run.evaluators if done or (every and run.epoch % every == 0)]
     keep = done or bool(config.save_frequency and run.epoch % config.save_frequency == 0)
@@ -165,7 +164,8 @@ def evaluate(run: Run, evaluator: Evaluator) -> None:
 
 def save(run: Run, *, epoch: int | None = None) -> None:
     """Save a checkpoint in the background. A collective: every rank hands in its RNG and data position."""
-    ranks = run.world.gather({"rng": resume.rng_state(run.world), "loader": run.loader_state})
+    rank = {"rng": resume.rng_state(run.world), "loader": run.loader_state, "lost": dict(run.lost)}
+    ranks = run.world.gather(rank)
     if run.store is None:
         return
     content = {
@@ -175,7 +175,7 @@ def save(run: Run, *, epoch: int | None = None) -> None:
         "state_dict": run.bundle.model.state_dict(),
         "optimizer": run.optimizer.state_dict(),
         "scaler": run.scaler.state_dict() if run.scaler is not None else None,
-        "progress": {**vars(run.progress), "lost": dict(run.progress.lost)},
+        "progress": dict(vars(run.progress)),
         "clock": vars(run.clock),
         "config": resume.plain(vars(run.config)),
         "model_name": run.bundle.model_name,
@@ -245,7 +245,7 @@ def _advance(run: Run, batches: Sequence[Batch], loss: float | None) -> None:
         progress.epoch_loss += loss
         progress.epoch_steps += 1
     for batch in batches:
-        progress.lost.update(batch.losses)
+        run.lost.update(batch.losses)
         for example in batch.examples:
             logger.warning("lost: %s", example)
     run.loader_state = batches[-1].state
@@ -253,7 +253,7 @@ def _advance(run: Run, batches: Sequence[Batch], loss: float | None) -> None:
 
 def _log_step(run: Run, meter: Meter) -> None:
     figures, progress = meter.take(), run.progress
-    lost = int(sum(run.world.sum(float(sum(progress.lost.values())))))
+    lost = run.lost_by_cause().total()
     run.record(
         "train",
         step=progress.step,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 import random
+from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -72,28 +73,23 @@ def clock(saved: Saved | None, config: RunConfig, world: World, epoch_samples: i
     return now
 
 
-def loader_state(saved: Saved | None, config: RunConfig, world: World) -> dict[str, Any] | None:
-    """This rank's position in the data, unless the number of ranks or workers, or the batch, has changed."""
+def loader_state(saved: Saved | None, world: World) -> dict[str, Any] | None:
+    """This rank's position in the data; a new rank gets rank 0's, which tells the epoch to go on in."""
     if saved is None:
         return None
-    before = saved["config"]
-    reasons = [
-        f"{len(saved['ranks'])} ranks, now {world.size}" if len(saved["ranks"]) != world.size else "",
-        *(
-            f"{name} {before[name]}, now {getattr(config, name)}"
-            for name in ("workers", "batch_size", "seed", "train_data", "shuffle_block")
-            if before[name] != getattr(config, name)
-        ),
-    ]
-    changed = [reason for reason in reasons if reason]
-    if changed:
-        if world.is_main:
-            logger.warning(
-                "data order starts over with a new epoch: the run was saved with %s", "; ".join(changed)
-            )
-        return None
-    state: dict[str, Any] | None = saved["ranks"][world.rank]["loader"]
+    ranks = saved["ranks"]
+    state: dict[str, Any] | None = ranks[world.rank if world.rank < len(ranks) else 0]["loader"]
     return state
+
+
+def lost_samples(saved: Saved | None, world: World) -> Counter[str]:
+    """This rank's counts of lost samples; with another number of ranks, rank 0 takes over all."""
+    if saved is None:
+        return Counter()
+    lost = [Counter(rank["lost"]) for rank in saved["ranks"]]
+    if len(lost) == world.size:
+        return lost[world.rank]
+    return sum(lost, Counter()) if world.is_main else Counter()
 
 
 def seed_everything(seed: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from clip_la.data.loader import TrainLoader
 from clip_la.data.spec import DataSpec
 from clip_la.distributed import World
 from clip_la.evaluate import Evaluator
+from clip_la.evaluate.validation import ValidationLoss
+from clip_la.evaluate.zeroshot import ZeroShotFolder
 from clip_la.metrics import MetricsLog, build_sinks
 from clip_la.openclip import load_softmax_weights
 from clip_la.train import resume
@@ -31,12 +33,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Progress:
-    """What a run has done so far; saved in checkpoints."""
+    """What a run has done so far, equal on all ranks; saved in checkpoints."""
 
     samples: int = 0
     step: int = 0
     skipped_steps: int = 0
-    lost: Counter[str] = field(default_factory=Counter)
     epoch_loss: float = 0.0
     epoch_steps: int = 0
 
@@ -60,6 +61,7 @@ class Run:
     store: CheckpointStore | None
     metrics: MetricsLog | None
     progress: Progress
+    lost: Counter[str]
 
     @property
     def global_batch(self) -> int:
@@ -70,6 +72,10 @@ class Run:
     def epoch(self) -> int:
         """Virtual epochs completed."""
         return self.progress.samples // self.clock.epoch_samples
+
+    def lost_by_cause(self) -> Counter[str]:
+        """Samples lost so far over all ranks, by cause. A collective."""
+        return sum(self.world.gather(self.lost), Counter())
 
     def record(self, kind: str, **values: Any) -> None:
         """Write to metrics.jsonl, on the rank that has it."""
@@ -88,14 +94,14 @@ def build_run(config: RunConfig, world: World, folder: Path) -> Run:
         bundle.model.load_state_dict(saved["state_dict"])
     optimizer = build_optimizer(bundle.model, config)
     scaler = torch.amp.GradScaler(world.device.type) if config.precision == "amp" else None
-    loader_state = resume.loader_state(saved, config, world)
+    loader_state = resume.loader_state(saved, world)
     loader = _build_loader(config, world, bundle, loader_state)
     progress = Progress()
     if saved is not None:
         optimizer.load_state_dict(saved["optimizer"])
         if scaler is not None:
             scaler.load_state_dict(saved["scaler"])
-        progress = Progress(**{**saved["progress"], "lost": Counter(saved["progress"]["lost"])})
+        progress = Progress(**saved["progress"])
     run = Run(
         config=config,
         world=world,
@@ -112,6 +118,7 @@ def build_run(config: RunConfig, world: World, folder: Path) -> Run:
         store=store,
         metrics=MetricsLog(folder / "metrics.jsonl", build_sinks(config, folder)) if world.is_main else None,
         progress=progress,
+        lost=resume.lost_samples(saved, world),
     )
     _announce(run, resumed=saved is not None)
     resume.restore_rng(saved, world)
@@ -171,34 +178,42 @@ def _build_loader(
 ) -> TrainLoader:
     if config.train_data is None:
         raise ConfigError("no training data; give --train-data")
-    spec = DataSpec(
-        train_data=config.train_data,
-        batch_size=config.batch_size,
-        dataset_type=config.dataset_type,  # type: ignore[arg-type]
+    spec = replace(
+        _data_spec(config, config.train_data),
         num_samples=config.train_num_samples,
-        seed=config.seed,
         rank=world.rank,
         world_size=world.size,
-        workers=config.workers,
-        shuffle_block=config.shuffle_block,
         resampled=config.dataset_resampled,
         upsampling_factors=config.train_data_upsampling_factors,
-        csv_img_key=config.csv_img_key,
-        csv_caption_key=config.csv_caption_key,
-        csv_separator=config.csv_separator,
-        empty_caption=config.empty_caption,  # type: ignore[arg-type]
-        allow_pipe=config.allow_pipe,
         pin_memory=world.device.type == "cuda",
     )
     return TrainLoader(spec, bundle.preprocess_train, bundle.tokenizer, state)
 
 
+def _data_spec(config: RunConfig, data: str) -> DataSpec:
+    """What training and validation data have in common."""
+    return DataSpec(
+        train_data=data,
+        batch_size=config.batch_size,
+        dataset_type=config.dataset_type,  # type: ignore[arg-type]
+        seed=config.seed,
+        workers=config.workers,
+        shuffle_block=config.shuffle_block,
+        csv_img_key=config.csv_img_key,
+        csv_caption_key=config.csv_caption_key,
+        csv_separator=config.csv_separator,
+        empty_caption=config.empty_caption,  # type: ignore[arg-type]
+        allow_pipe=config.allow_pipe,
+    )
+
+
 def build_evaluators(config: RunConfig) -> list[tuple[int, Evaluator]]:
     """(epochs between evaluations, evaluator) for each that the config asks for."""
     evaluators: list[tuple[int, Evaluator]] = []
+    if config.val_data:
+        spec = replace(_data_spec(config, config.val_data), num_samples=config.val_num_samples)
+        evaluators.append((config.val_frequency, ValidationLoss(spec, block_size=config.val_block_size)))
     if config.zeroshot and config.classnames:
-        from clip_la.evaluate.zeroshot import ZeroShotFolder
-
         evaluator = ZeroShotFolder(
             config.zeroshot, config.classnames, config.templates, workers=config.workers
         )
