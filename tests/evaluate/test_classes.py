@@ -88,6 +88,15 @@ def test_imagenet_1k_pairs_ids_with_their_own_names() -> None:
     assert sharing_a_word > 850
 
 
+@pytest.mark.parametrize(("release", "num_classes"), [("imagenet-21k-p", 11221), ("imagenet-22k", 21841)])
+def test_larger_releases(release: str, num_classes: int) -> None:
+    classes = load_classes(release)
+    names = dict(zip(classes.folders, classes.names, strict=True))
+    assert len(classes) == len(names) == num_classes
+    assert names["n02012849"] == "crane bird"
+    assert classes.num_duplicate_names > 100
+
+
 def test_openclips_own_list_keeps_its_ids(tmp_path: Path) -> None:
     classes = load_classes(write(tmp_path, "names.txt", "\n".join(open_clip.IMAGENET_CLASSNAMES)))
     assert classes.folders == tuple(wordnet.imagenet_1k())
@@ -140,7 +149,7 @@ def test_refused_files(tmp_path: Path, file_name: str, content: str | bytes, mes
 
 
 def test_refused_paths(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nothing at .*absent"):
+    with pytest.raises(ValueError, match=r"or imagenet-1k or .*; found nothing at .*absent"):
         load_classes(tmp_path / "absent.txt")
     with pytest.raises(ValueError, match="a folder at"):
         load_classes(tmp_path)

@@ -60,3 +60,10 @@ def test_tree_and_names_are_required(flag: str, capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         parse(flag, "x")
     assert "required" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "tree", COUNTS)
+    options = parse("--zeroshot", tree, "--classnames", tree / "classnames.txt", "--json", tmp_path)
+    with pytest.raises(ValueError, match="it is a folder"):
+        run_zero_shot(toy_bundle(), options)

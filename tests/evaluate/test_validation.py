@@ -19,8 +19,8 @@ from PIL import Image
 from torch import Tensor
 from toy_clip import ToyClip, toy_bundle
 
-from clip_la.data.loader import open_source
 from clip_la.data.losses import Loss
+from clip_la.data.source import open_units
 from clip_la.data.spec import DataSpec
 from clip_la.evaluate.pairs import read_share
 from clip_la.evaluate.validation import ValidationLoss, block_losses, standard_error
@@ -102,7 +102,7 @@ def test_batches_and_workers_change_nothing(shards: Path, options: dict[str, int
 @pytest.mark.parametrize("num_readers", [1, 2, 5, 60])
 @pytest.mark.parametrize("limit", [11, 43, 99])
 def test_readers_share_the_samples(shards: Path, num_readers: int, limit: int) -> None:
-    source, _, _ = open_source(spec(shards, num_samples=99))
+    source = open_units(spec(shards))
     items = [list(read_share(source, reader, num_readers, limit)) for reader in range(num_readers)]
     positions = [item[0] for share in items for item in share if not isinstance(item, Loss)]
     assert sorted(positions) == list(range(min(limit, 43)))

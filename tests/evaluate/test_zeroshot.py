@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import open_clip
 import pytest
 import torch
 from PIL import Image
@@ -16,6 +17,7 @@ from toy_clip import ToyClip, to_tensor, tokenize, toy_bundle
 from toy_tree import make_tree
 
 from clip_la.bundle import build, resolve_model_config
+from clip_la.evaluate.features import encode_class_names
 from clip_la.evaluate.templates import load_templates
 from clip_la.evaluate.zeroshot import ZeroShotFolder
 
@@ -285,3 +287,14 @@ def test_a_real_model(tree: Path, name: str) -> None:
     assert metrics["num_images"] == sum(COUNTS.values())
     assert metrics == evaluator(tree).run(bundle)
     assert metrics["num_top1"] == evaluator(tree, batch_size=64).run(bundle)["num_top1"]
+
+
+@pytest.mark.parametrize("name", ["ViT-nano-8", "ViT-nano-8-LA"])
+def test_class_features_are_openclips(name: str) -> None:
+    bundle = build(resolve_model_config(name), model_name=name)
+    bundle.model.eval()
+    expected = open_clip.build_zero_shot_classifier(
+        bundle.model, bundle.tokenizer, NAMES, open_clip.OPENAI_IMAGENET_TEMPLATES
+    )
+    features = encode_class_names(bundle, NAMES, load_templates("openai-80"), num_prompts_at_once=170)
+    assert torch.allclose(features, expected.T, atol=1e-5)

@@ -73,20 +73,21 @@ class _Entry(NamedTuple):
 
 
 def load_classes(source: str | Path) -> ClassSet:
-    """Read a class-name file, or take "imagenet-1k": OpenCLIP's names by WordNet id.
+    """Read a class-name file, or take one of `wordnet.RELEASES` by WordNet id, such as "imagenet-1k".
 
     Raises:
         ValueError: nothing there, a file that can't be understood, or one that contradicts itself; the
             message names the line.
     """
-    if str(source) == "imagenet-1k":
-        ids = wordnet.imagenet_1k()
-        return ClassSet(tuple(ids.values()), tuple(ids), "imagenet-1k")
+    if str(source) in wordnet.RELEASES:
+        names = wordnet.names_of_release(str(source))
+        return ClassSet(tuple(names.values()), tuple(names), str(source))
     path = Path(source)
     if not path.is_file():
         found = "a folder" if path.is_dir() else "nothing"
         raise ValueError(
-            f"class names: expected a file (.txt, .tsv, .json or .csv) or imagenet-1k; {found} at {path}"
+            f"class names: expected a .txt, .tsv, .json or .csv file, or {' or '.join(wordnet.RELEASES)}; "
+            f"found {found} at {path}"
         )
     readers = {".json": _read_json, ".csv": _read_csv}
     reader = readers.get(path.suffix.lower(), _read_lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from clip_la.bundle import ClipBundle
 from clip_la.evaluate import ranks
 from clip_la.evaluate.results import format_class_rows, write_whole
 from clip_la.evaluate.templates import TEMPLATE_SETS
+from clip_la.evaluate.wordnet import RELEASES
 from clip_la.evaluate.zeroshot import ZeroShotFolder
 
 _NUM_CONFUSIONS = 20
@@ -46,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--classnames",
         required=True,
         metavar="FILE",
-        help="class names: .txt with `name` or `folder<TAB>name` lines, .json, .csv, or imagenet-1k",
+        help="class names: .txt with `name` or `folder<TAB>name` lines, .json, .csv, or one of "
+        f"{', '.join(RELEASES)} by WordNet id",
     )
     add(
         "--templates",
@@ -93,6 +96,8 @@ def run_zero_shot(
         allow_missing_classes=options.allow_missing_classes,
         allow_unknown_folders=options.allow_unknown_folders,
     )
+    with ranks.failing_together():
+        _prepare_files(options)
     result = evaluator.evaluate(bundle)
     report = {
         "model": bundle.model_name,
@@ -109,6 +114,16 @@ def run_zero_shot(
         if options.json is not None:
             write_whole(options.json, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     return report
+
+
+def _prepare_files(options: ZeroShotOptions) -> None:
+    """Make the folders of the files to write, so that what can't be written fails before the work."""
+    for path in (options.per_class_csv, options.json):
+        if path is None:
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise ValueError(f"can't write {path}: it is a folder, or its folder can't be written to")
 
 
 def format_zero_shot(report: dict[str, Any]) -> str:
@@ -134,6 +149,7 @@ def format_zero_shot(report: dict[str, Any]) -> str:
         *(
             ("confused", f"{pair['true']} -> {pair['predicted']}: {pair['num_images']} ({pair['share']:.0%})")
             for pair in report["most_confused"][:_NUM_CONFUSIONS_PRINTED]
+            if pair["num_images"] > 1
         ),
     ]
     return "\n".join(f"{label:<16}{value}" for label, value in rows if value is not None)

@@ -40,6 +40,7 @@ def list_image_tree(root: str | Path) -> ImageTree:
 
     Raises:
         ValueError: no such folder, no class folder in it, or no image in any; says what is there.
+        OSError: a folder that can't be listed.
     """
     root = Path(root)
     if not root.is_dir():
@@ -72,7 +73,7 @@ def _is_image(path: Path) -> bool:
 def _files_below(folder: Path) -> Iterator[Path]:
     """Files at any depth, links followed, each real folder once."""
     seen: set[str] = set()
-    for directory, subfolders, names in os.walk(folder, followlinks=True):
+    for directory, subfolders, names in os.walk(folder, followlinks=True, onerror=_raise):
         real = os.path.realpath(directory)
         if real in seen:
             subfolders.clear()
@@ -80,6 +81,10 @@ def _files_below(folder: Path) -> Iterator[Path]:
         seen.add(real)
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         yield from (Path(directory, name) for name in names if not name.startswith("."))
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 class ImageBatch(NamedTuple):

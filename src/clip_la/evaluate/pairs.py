@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,10 +12,10 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from clip_la.bundle import ClipBundle
 from clip_la.data.decode import Unusable
-from clip_la.data.loader import open_source
 from clip_la.data.losses import Loss, LossCounter
-from clip_la.data.reader import Decoder, Source, isolated_random_state
+from clip_la.data.reader import Decoder, isolated_random_state
 from clip_la.data.samples import RawSample
+from clip_la.data.source import Source, open_units
 from clip_la.data.spec import DataSpec
 from clip_la.data.tables import Table
 
@@ -48,8 +47,9 @@ class HeldOutPairs:
     """
 
     def __init__(self, spec: DataSpec) -> None:
-        self._spec = replace(spec, rank=0, world_size=1, num_samples=spec.num_samples or sys.maxsize)
-        self._source, self._limit, _ = open_source(replace(self._spec, workers=0))
+        self._spec = spec
+        self._source = open_units(spec)
+        self._limit = sys.maxsize if spec.num_samples is None else spec.num_samples
 
     def load(self, bundle: ClipBundle, rank: int, world_size: int) -> Iterable[PairBatch]:
         """One rank's share, in batches of at most `spec.batch_size`."""

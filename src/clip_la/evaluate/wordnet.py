@@ -10,6 +10,14 @@ import open_clip
 from timm.data import ImageNetInfo
 
 _WORDNET_ID = re.compile(r"n\d{8}")
+_TIMM_SUBSETS = {
+    "imagenet-1k": "imagenet-1k",
+    "imagenet-21k-p": "imagenet-21k-miil",
+    "imagenet-22k": "imagenet-22k",
+}
+RELEASES = tuple(_TIMM_SUBSETS)
+"""Known lists of ids: ImageNet-1k; the 11,221 ids of ImageNet-21K-P (Ridnik et al., arXiv 2104.10972) for the
+fall 2011 release; all 21,841 ids of that release."""
 
 
 def is_wordnet_id(text: str) -> bool:
@@ -26,6 +34,12 @@ def names_of(wordnet_id: str) -> tuple[str, ...]:
     lemmas = _lemmas(wordnet_id)
     curated = imagenet_1k().get(wordnet_id)
     return lemmas if curated is None else (curated, *(lemma for lemma in lemmas if lemma != curated))
+
+
+def names_of_release(release: str) -> dict[str, str]:
+    """WordNet id -> name for prompts (the first of `names_of`) of one of `RELEASES`, in timm's order."""
+    ids = ImageNetInfo(_TIMM_SUBSETS[release]).label_names()
+    return {wordnet_id: names_of(wordnet_id)[0] for wordnet_id in ids}
 
 
 @lru_cache(maxsize=1)

@@ -32,7 +32,7 @@ class ZeroShotFolder:
 
     Args:
         root: the tree.
-        classnames: a class-name file, or "imagenet-1k"; see `clip_la.evaluate.classes`.
+        classnames: a class-name file or a release such as "imagenet-1k"; see `clip_la.evaluate.classes`.
         templates: a named set of prompt templates or a file; see `clip_la.evaluate.templates`.
         batch_size: images a batch, a rank.
         workers: processes that decode images, a rank; 0 decodes in this one.
