@@ -1,0 +1,237 @@
+"""Whole runs of a tiny model: they learn, continue to the bit, survive what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import pytest
+import torch
+
+from clip_la import checkpoint
+from clip_la.config import ConfigError, RunConfig
+from clip_la.train import loop
+from clip_la.train.folder import run_folder
+from clip_la.train.loop import EXIT_FINISHED, EXIT_NON_FINITE, EXIT_STOPPED, train
+from clip_la.train.run import Run
+
+MakeConfig = Callable[..., RunConfig]
+SAMPLES = 256
+
+
+def folder_of(config: RunConfig) -> Path:
+    return Path(config.logs) / str(config.name)
+
+
+def records(config: RunConfig, kind: str) -> list[dict[str, Any]]:
+    lines = (folder_of(config) / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["type"] == kind]
+
+
+def losses(config: RunConfig) -> dict[int, float]:
+    return {record["samples"]: record["loss"] for record in records(config, "train")}
+
+
+def final_state(config: RunConfig) -> dict[str, Any]:
+    path = checkpoint.list_checkpoints(folder_of(config) / "checkpoints")[0]
+    assert checkpoint.samples_of(path) == SAMPLES
+    return checkpoint.read(path)
+
+
+def signal_at_step(monkeypatch: pytest.MonkeyPatch, number: int, at: int) -> None:
+    """Send this process a signal in the middle of step `at`, once."""
+    original = loop.step
+
+    def step(run: Run, *args: Any) -> Any:
+        if run.progress.step == at:
+            os.kill(os.getpid(), number)
+        return original(run, *args)
+
+    monkeypatch.setattr(loop, "step", step)
+
+
+def assert_equal_states(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name in ("state_dict", "optimizer", "progress", "clock"):
+        assert_equal(found[name], expected[name], name)
+    assert_equal(found["ranks"], expected["ranks"], "ranks")
+
+
+def assert_equal(found: Any, expected: Any, where: str) -> None:
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected), where
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for key, value in expected.items():
+            assert_equal(found[key], value, f"{where}.{key}")
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected), where
+        for index, value in enumerate(expected):
+            assert_equal(found[index], value, f"{where}[{index}]")
+    else:
+        assert found == expected, where
+
+
+@pytest.mark.parametrize("kind", ["softmax", "eq4", "eq7", "gain"])
+def test_a_run_learns_and_says_what_it_was(kind: str, make_config: MakeConfig) -> None:
+    config = make_config(kind, epochs=12, lr=3e-3)
+    assert train(config) == EXIT_FINISHED
+    epochs = [record["loss"] for record in records(config, "epoch")]
+    assert len(epochs) == 12
+    assert epochs[-1] < epochs[0] - 0.3
+    start = records(config, "run_start")[0]
+    assert start["model"] == f"ViT-tiny-{kind}"
+    assert start["attention"]["kind"] == ("eq7" if kind == "gain" else kind)
+    assert records(config, "run_end")[-1]["reason"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "at"),
+    [
+        ({}, 0),
+        ({}, 6),
+        ({"workers": 2, "batch_size": 8, "accum_freq": 2}, 5),
+        ({"precision": "amp_bf16", "dataset_resampled": True, "train_num_samples": 64}, 9),
+        ({"force_patch_dropout": 0.5, "accum_freq": 2, "batch_size": 8}, 13),
+    ],
+)
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_stopped_and_continued_equals_uninterrupted(
+    overrides: dict[str, Any], at: int, number: int, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight, stopped = make_config(**overrides, name="straight"), make_config(**overrides, name="stopped")
+    assert train(straight) == EXIT_FINISHED
+    with monkeypatch.context() as patch:
+        signal_at_step(patch, number, at)
+        assert train(stopped) == EXIT_STOPPED
+    assert records(stopped, "run_end")[-1]["reason"] == signal.Signals(number).name
+    assert train(stopped) == EXIT_FINISHED
+    assert losses(stopped) == losses(straight)
+    assert len(losses(straight)) == 16
+    assert_equal_states(final_state(stopped), final_state(straight))
+
+
+def test_a_finished_run_does_nothing_when_run_again(make_config: MakeConfig) -> None:
+    config = make_config()
+    train(config)
+    before = final_state(config)
+    assert train(config) == EXIT_FINISHED
+    assert_equal_states(final_state(config), before)
+    assert len(records(config, "train")) == 16
+
+
+def test_accumulation_equals_the_big_batch_for_every_parameter(make_config: MakeConfig) -> None:
+    """Two micro-batches of 8 against one of 16: `logit_scale` included."""
+    gradients = []
+    for name, overrides in {"big": {}, "micro": {"batch_size": 8, "accum_freq": 2}}.items():
+        config = make_config(**overrides, name=name, shuffle_block=64)
+        with run_folder(config) as folder:
+            run = loop.build_run(config, loop.init_world("cpu"), folder)
+            generator = torch.Generator().manual_seed(0)
+            images = torch.randn(16, 3, 32, 32, generator=generator)
+            texts = run.bundle.tokenizer([f"number {n} of many" for n in range(16)])
+            micros = [
+                loop.Micro(images[i : i + config.batch_size], texts[i : i + config.batch_size])
+                for i in range(0, 16, config.batch_size)
+            ]
+            run.contrast.backward(run.model, micros, None)
+            gradients.append({key: p.grad for key, p in run.model.named_parameters()})
+    for key, expected in gradients[0].items():
+        torch.testing.assert_close(gradients[1][key], expected, rtol=1e-4, atol=1e-6, msg=key)
+    assert gradients[0]["logit_scale"].abs() > 1e-4
+
+
+def nan_weights(config: RunConfig, path: Path) -> str:
+    model = open_clip.create_model(f"local-dir:{path.parent}", load_weights=False)
+    with torch.no_grad():
+        model.visual.proj.fill_(float("nan"))
+    torch.save({"state_dict": model.state_dict()}, path)
+    return str(path)
+
+
+def test_non_finite_steps_stop_the_run_and_nothing_is_saved(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config()
+    model_config = {"model_cfg": json.loads(Path(config.model).read_text()), "preprocess_cfg": {}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(model_config))
+    config = replace(config, pretrained=nan_weights(config, tmp_path / "nan.pt"), max_bad_steps=3)
+    assert train(config) == EXIT_NON_FINITE
+    assert records(config, "train")[-1]["skipped_steps"] == 3
+    assert records(config, "train")[-1]["loss"] is None
+    assert records(config, "run_end")[-1]["reason"] == "non_finite"
+    assert checkpoint.list_checkpoints(folder_of(config) / "checkpoints") == []
+
+
+def test_a_single_bad_step_is_skipped_and_counted(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config()
+    original = loop._clip
+    norms: list[float] = []
+
+    def clip(run: Run) -> float:
+        norms.append(original(run))
+        return float("inf") if len(norms) == 5 else norms[-1]
+
+    monkeypatch.setattr(loop, "_clip", clip)
+    assert train(config) == EXIT_FINISHED
+    assert records(config, "train")[-1]["skipped_steps"] == 1
+    steps = {int(state["step"]) for state in final_state(config)["optimizer"]["state"].values()}
+    assert steps == {15}
+
+
+class BrokenEvaluator:
+    name = "broken"
+
+    def run(self, bundle: Any) -> dict[str, Any]:
+        torch.rand(100)  # an evaluation that draws random numbers must not move the training's
+        raise RuntimeError("the tree is on fire")
+
+
+def test_a_failing_evaluation_is_reported_after_the_save(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, broken = make_config(name="plain"), make_config(name="broken")
+    assert train(plain) == EXIT_FINISHED
+    monkeypatch.setattr("clip_la.train.run.build_evaluators", lambda config: [(1, BrokenEvaluator())])
+    assert train(broken) == EXIT_FINISHED
+    assert len(records(broken, "eval_failed")) == 4
+    assert "the tree is on fire" in (folder_of(broken) / "out.log").read_text()
+    assert_equal(final_state(broken)["state_dict"], final_state(plain)["state_dict"], "weights")
+
+
+def test_openclip_reads_the_checkpoint(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config("eq7")
+    train(config)
+    path = checkpoint.list_checkpoints(folder_of(config) / "checkpoints")[0]
+    (tmp_path / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": json.loads(Path(config.model).read_text()), "preprocess_cfg": {}})
+    )
+    model = open_clip.create_model(f"local-dir:{tmp_path}", load_weights=False)
+    open_clip.load_checkpoint(model, str(path))
+    bundle = checkpoint.load_bundle(folder_of(config))
+    assert_equal(dict(bundle.model.state_dict()), dict(model.state_dict()), "weights")
+    assert bundle.model_name == "ViT-tiny-eq7"
+    assert bundle.preprocess_config["size"] == (32, 32)
+    assert bundle.tokenizer("x").shape == (1, 8)
+
+
+def test_two_processes_cannot_train_in_one_folder(make_config: MakeConfig) -> None:
+    config = make_config()
+    with run_folder(config), pytest.raises(ConfigError, match=rf"in use by process {os.getpid()} on"):
+        train(config)
+
+
+def test_weights_of_another_attention_are_refused(make_config: MakeConfig) -> None:
+    softmax = make_config("softmax", name="softmax")
+    train(softmax)
+    path = str(checkpoint.list_checkpoints(folder_of(softmax) / "checkpoints")[0])
+    with pytest.raises(RuntimeError, match="attention softmax, the model uses eq7"):
+        train(make_config("eq7", name="refused", pretrained=path))
+    with pytest.raises(RuntimeError, match="attention softmax, the model uses eq7"):
+        train(make_config("eq7", name="refused too", resume=path))
+    assert train(make_config("eq7", name="allowed", pretrained_softmax=path)) == EXIT_FINISHED
