@@ -14,8 +14,8 @@ from open_clip_train.params import parse_args
 import clip_la
 from clip_la.config import UNSUPPORTED_FLAGS, ConfigError, RunConfig
 from clip_la.config_sources import load_run_config, read_yaml, write_yaml
-from conftest import REPO_ROOT
 
+REPO_ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = sorted((REPO_ROOT / "configs").rglob("*.yaml"))
 RUNS = [path for path in SHIPPED if "model" in read_yaml(path)]
 

@@ -284,7 +284,8 @@ def test_without_the_plugin_openclip_builds_nothing(tmp_path: Path) -> None:
     assert "'ViT-B-16-LA' not found" in unknown.stderr
     package_file = Path(clip_la.__file__).parent / "model_configs" / "ViT-nano-8-LA.json"
     refused = run_python(
-        f"import open_clip; open_clip.add_model_config({str(package_file)!r}); open_clip.create_model('ViT-nano-8-LA')"
+        f"import open_clip; open_clip.add_model_config({str(package_file)!r}); "
+        "open_clip.create_model('ViT-nano-8-LA')"
     )
     assert refused.returncode != 0
     assert "attention" in refused.stderr.splitlines()[-1]

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Lint, types and tests, as CI runs them. Sets itself up in .venv.
+#
+#   scripts/test.sh            everything that this machine can run
+#   scripts/test.sh --fast     without the tests marked slow
+#   scripts/test.sh -- ARGS    ARGS go to pytest, such as: -- tests/attention -k eq7
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/venv.sh
+
+skip=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        --fast) skip+=(slow) ;;
+        --) shift; break ;;
+        -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        *) echo "$0: unknown option $1 (see --help)" >&2; exit 2 ;;
+    esac
+    shift
+done
+
+use_venv dev
+command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 || skip+=(gpu)
+command -v sbatch >/dev/null || skip+=(slurm)
+markers=$(printf ' and not %s' "${skip[@]}")
+
+echo "== ruff"
+ruff format --check src tests
+ruff check src tests
+echo "== mypy"
+mypy
+if command -v shellcheck >/dev/null; then
+    echo "== shellcheck"
+    git ls-files -z '*.sh' '*.sbatch' .ci/run | xargs -0 --no-run-if-empty shellcheck
+fi
+echo "== pytest (${markers# and })"
+# One thread a process: small tensors gain nothing from more, and every core has a test of its own.
+export OMP_NUM_THREADS=1
+pytest --numprocesses "${PYTEST_PROCESSES:-auto}" -m "${markers# and }" "$@"
+echo "all passed"

@@ -1,0 +1,27 @@
+# shellcheck shell=bash
+# Sourced by the other scripts: a virtual environment in .venv with this package, made once, renewed when
+# pyproject.toml changes. Call `use_venv EXTRAS`, such as `use_venv dev`. PYTHON chooses the interpreter.
+
+use_venv() {
+    local extras=$1 python=${PYTHON:-python3} stamp
+    if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+        echo "$0: needs Python 3.10 or newer as '$python' (found: $("$python" --version 2>&1)); set PYTHON=/path/to/python" >&2
+        return 1
+    fi
+    if [ ! -x .venv/bin/python ]; then
+        echo "== making a virtual environment in .venv"
+        if ! "$python" -m venv .venv; then
+            rm -rf .venv
+            echo "$0: '$python -m venv' failed; on Debian and Ubuntu: apt-get install python3-venv" >&2
+            return 1
+        fi
+    fi
+    stamp=.venv/installed-$extras-$(cksum <pyproject.toml | tr -d ' ')
+    if [ ! -e "$stamp" ]; then
+        echo "== installing the package and what it needs (a few minutes the first time: PyTorch is large)"
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$extras]"
+        touch "$stamp"
+    fi
+    # shellcheck disable=SC1091
+    . .venv/bin/activate
+}
