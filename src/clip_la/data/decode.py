@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from clip_la.data.jpeg import find_jpeg_damage
 from clip_la.data.losses import Cause
 from clip_la.data.spec import Limits
 
@@ -58,6 +59,8 @@ def _open(data: bytes, limits: Limits) -> Image.Image:
     except Exception as error:
         raise Unusable(Cause.IMAGE_CORRUPT, str(error)) from error
     check_size(image.size, limits)
+    if (damage := find_jpeg_damage(data)) is not None:
+        raise Unusable(Cause.IMAGE_CORRUPT, damage)
     return image
 
 

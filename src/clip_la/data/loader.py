@@ -7,6 +7,7 @@ matter: a resumed run starts its processes anew and goes on with the same batche
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import itertools
 import logging
@@ -14,7 +15,7 @@ import math
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.synchronize import Event
@@ -158,28 +159,37 @@ class TrainLoader:
             generator=torch.Generator(),  # leaves the training process's own generator alone
             pin_memory=spec.pin_memory,
         )
+        atexit.register(is_closing.set)  # multiprocessing waits for the workers at exit
         try:
-            yield from self._receive(iter(loader))
+            losses = yield from self._receive(iter(loader), is_closing)
         finally:
-            is_closing.set()
+            atexit.unregister(is_closing.set)
+        # The workers are gone by now; raised inside, the traceback would keep them.
+        raise NoUsableSamples(losses, self._num_units, spec.batch_size)
 
-    def _receive(self, items: Iterator[ReaderBatch]) -> Iterator[Batch]:
-        spec = self.spec
+    def _receive(
+        self, items: Iterator[ReaderBatch], is_closing: Event
+    ) -> Generator[Batch, None, LossCounter]:
+        """Batches from the readers' items, until one reports the losses of a pass without any."""
+        num_readers = self.spec.num_readers
         epoch, index, positions = self._epoch, self._index, list(self._positions)
         named: set[Cause] = set()
-        for item in items:
-            if item.images is None or item.texts is None:
-                raise NoUsableSamples(item.losses, self._num_units, spec.batch_size)
-            batch_epoch, batch_index = epoch, index
-            positions[index % spec.num_readers] = item.position
-            index += 1
-            if index == self.num_batches:
-                epoch, index, positions = epoch + 1, 0, [None] * spec.num_readers
-            examples = tuple(loss for cause, loss in item.losses.first.items() if cause not in named)
-            named.update(loss.cause for loss in examples)
-            state = self._state(epoch, index, positions)
-            counts = item.losses.to_counts()
-            yield Batch(item.images, item.texts, batch_epoch, batch_index, state, counts, examples)
+        try:
+            for item in items:
+                if item.images is None or item.texts is None:
+                    return item.losses
+                number = epoch, index
+                positions[index % num_readers] = item.position
+                index += 1
+                if index == self.num_batches:
+                    epoch, index, positions = epoch + 1, 0, [None] * num_readers
+                examples = tuple(loss for cause, loss in item.losses.first.items() if cause not in named)
+                named.update(loss.cause for loss in examples)
+                state = self._state(epoch, index, positions)
+                yield Batch(item.images, item.texts, *number, state, item.losses.to_counts(), examples)
+            raise RuntimeError("the data workers ended without a word")
+        finally:
+            is_closing.set()
 
     def _state(self, epoch: int, index: int, positions: list[Position | None]) -> dict[str, Any]:
         return {

@@ -76,13 +76,6 @@ class Loss:
         """The same as a JSON-safe dict."""
         return {**asdict(self), "cause": self.cause.value}
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, str | None]) -> Loss:
-        """The Loss that `to_dict` wrote."""
-        return cls(
-            Cause(values["cause"]), values["shard"] or "", values.get("key"), values.get("detail") or ""
-        )
-
 
 def printable(text: str, limit: int = 200) -> str:
     """`text` as one short line that can't steer a terminal: names come from shards."""
