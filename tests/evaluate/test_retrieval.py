@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from clip_la.evaluate import retrieval
 from clip_la.evaluate.retrieval import retrieval_metrics
+from clip_la.evaluate.tally import true_class_positions
 
 
 def features(count: int, seed: int) -> Tensor:
@@ -44,6 +46,19 @@ def test_equal_to_all_scores_at_once(scores_at_once: int) -> None:
         assert metrics[f"{direction}_mean_rank"] == pytest.approx(sum(ranks) / len(ranks))
         assert metrics[f"{direction}_median_rank"] == torch.tensor(ranks).double().quantile(0.5)
     assert (metrics["num_images"], metrics["num_texts"]) == (num_images, num_texts)
+
+
+def test_scores_held_at_a_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    def record(scores: Tensor, labels: Tensor) -> Tensor:
+        sizes.append(scores.numel())
+        return true_class_positions(scores, labels)
+
+    monkeypatch.setattr(retrieval, "true_class_positions", record)
+    retrieval_metrics(features(50, 0), features(70, 1), torch.arange(70) % 50, scores_at_once=200)
+    assert max(sizes) <= 200
+    assert sum(sizes) == 2 * 50 * 70
 
 
 def test_own_features_are_found_first() -> None:

@@ -155,6 +155,8 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 def test_leaves_mode_and_random_state_alone(shards: Path) -> None:
     model = ToyClip().train()
+    torch.manual_seed(12345)
+    random.seed(12345)
     state, python_state = torch.get_rng_state(), random.getstate()
     ValidationLoss(spec(shards), block_size=10).run(toy_bundle(model))
     assert torch.equal(torch.get_rng_state(), state)

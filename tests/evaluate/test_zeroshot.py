@@ -194,6 +194,8 @@ def test_images_are_found_at_any_depth_hidden_and_other_files_are_not(tree: Path
     (tree / "kite" / ".hidden.png").write_bytes(b"")
     (tree / "kite" / "notes.txt").write_text("no image")
     (tree / ".cache").mkdir()
+    (tree / "kite" / ".thumbnails").mkdir()
+    (tree / "kite" / ".thumbnails" / "001.png").write_bytes((tree / "kite" / "001.png").read_bytes())
     (tree / "kite" / "deep" / "loop").symlink_to(tree / "kite", target_is_directory=True)
     found = evaluator(tree)
     assert found.run(toy_bundle()) == {**before, "num_other_files": 1}
