@@ -30,7 +30,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def progress(items: Iterable[_T], what: str, total: int | None = None) -> Iterable[_T]:
-    """A progress bar on rank 0; twice a minute at most where it goes to a file."""
+    """A progress bar on rank 0; where it goes to a file, one line in 30 seconds and none for short work."""
     is_terminal = sys.stderr.isatty()
     return tqdm(
         items,
@@ -38,6 +38,7 @@ def progress(items: Iterable[_T], what: str, total: int | None = None) -> Iterab
         total=total,
         disable=rank_and_world_size()[0] > 0,
         mininterval=0.2 if is_terminal else 30.0,
+        delay=0.0 if is_terminal else 10.0,
         leave=not is_terminal,
         dynamic_ncols=is_terminal,
     )
