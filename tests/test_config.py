@@ -46,7 +46,7 @@ def test_command_line_wins_over_file_and_file_over_base(tmp_path: Path) -> None:
         ("siglip: 3", r"--siglip is 3; expected true or false"),
         ("precision: fp8", r"--precision is 'fp8'; expected one of 'fp32'"),
         ("precision: pure_bf16", r"expected one of"),
-        ("local-loss: true", r"--local-loss needs --gather-with-grad"),
+        ("gather-with-grad: false", r"--local-loss needs --gather-with-grad"),
         ("attention: {kind: eq9}", r"attention.kind is 'eq9'; expected one of softmax, eq4, eq7"),
         ("attention: {kind: eq4, scale: length}", r"scale = 'length' has no meaning for eq4"),
         ("zeroshot: somewhere", r"--zeroshot and --classnames go together"),
@@ -104,6 +104,8 @@ def test_defaults_are_openclips() -> None:
         "wandb_project_name": "clip_la",
         "pretrained": None,
         "aug_cfg": None,
+        "local_loss": True,
+        "gather_with_grad": True,
     }
     for entry in dataclasses.fields(RunConfig):
         if entry.name in theirs and entry.name not in on_purpose:

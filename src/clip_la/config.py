@@ -147,9 +147,13 @@ class RunConfig:
     siglip: bool = _flag(False, "SigLIP's sigmoid loss", "optimisation")
     loss_dist_impl: str | None = _flag(None, "SigLIP's distributed implementation", "optimisation")
     local_loss: bool = _flag(
-        False, "each rank computes the loss of its own samples (needs --gather-with-grad)", "optimisation"
+        True, "each rank computes the loss of its own samples only (OpenCLIP: false)", "optimisation"
     )
-    gather_with_grad: bool = _flag(False, "gather features with their gradient", "optimisation")
+    gather_with_grad: bool = _flag(
+        True,
+        "gather features with their gradient: the one process's gradient on any number (OpenCLIP: false)",
+        "optimisation",
+    )
     max_bad_steps: int = _flag(
         20, "stop after this many non-finite steps in a row (not in OpenCLIP)", "optimisation"
     )

@@ -121,6 +121,7 @@ def build_run(config: RunConfig, world: World, folder: Path) -> Run:
         lost=resume.lost_samples(saved, world),
     )
     _announce(run, resumed=saved is not None)
+    _warn_of_weak_gradient(config, world)
     resume.restore_rng(saved, world)
     return run
 
@@ -219,6 +220,14 @@ def build_evaluators(config: RunConfig) -> list[tuple[int, Evaluator]]:
         )
         evaluators.append((config.zeroshot_frequency, evaluator))
     return evaluators
+
+
+def _warn_of_weak_gradient(config: RunConfig, world: World) -> None:
+    if world.is_main and world.is_distributed and not config.gather_with_grad and not config.siglip:
+        logger.warning(
+            "--no-gather-with-grad: the towers' gradient is 1/%d of one process's (logit_scale's is not)",
+            world.size,
+        )
 
 
 def _announce(run: Run, *, resumed: bool) -> None:
