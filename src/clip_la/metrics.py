@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -101,7 +102,7 @@ def _wandb_sink(config: RunConfig, folder: Path) -> Sink:
         raise ConfigError("--report-to wandb needs: pip install 'clip_la[wandb]'") from None
     id_file = folder / "wandb_id"
     if not id_file.exists():
-        id_file.write_text(wandb.util.generate_id(), encoding="utf-8")
+        id_file.write_text(secrets.token_hex(4), encoding="utf-8")
     run = wandb.init(
         project=config.wandb_project_name,
         name=config.name,

@@ -1,4 +1,4 @@
-"""Losses and weights against OpenCLIP's own trainer on the same batches: equal to the bit on CPU in float32."""
+"""Losses and weights against OpenCLIP's own trainer on the same batches: equal to the bit on CPU."""
 
 from __future__ import annotations
 
