@@ -33,7 +33,8 @@ class CaptionEncoder:
         self._tokenize = tokenize
         self._max_chars = limits.caption_chars
         self._keep_empty = empty == "keep"
-        self._empty_row = tokenize([""])[0].tolist()
+        self._empty_row: list[int] = tokenize([""])[0].tolist()
+        self._special_tokens = _SpecialTokens(self._empty_row)
 
     def __call__(self, data: bytes) -> torch.Tensor:
         """Tokens of one caption, (L,) int64.
@@ -49,7 +50,7 @@ class CaptionEncoder:
         row = tokens.tolist()
         if row == self._empty_row and not self._keep_empty:
             raise Unusable(Cause.TEXT_EMPTY, repr(text[:80]))
-        if has_special_token(row, self._empty_row):
+        if self._special_tokens.are_in(row):
             raise Unusable(Cause.TEXT_SPECIAL_TOKEN, repr(text[:80]))
         return tokens
 
@@ -66,15 +67,24 @@ def decode_caption(data: bytes) -> str:
         raise Unusable(Cause.TEXT_ENCODING, f"not UTF-8: {error.reason} at byte {error.start}") from error
 
 
-def has_special_token(row: list[int], empty_row: list[int]) -> bool:
-    """Whether a start or end token stands inside a caption's row.
+class _SpecialTokens:
+    """What a tokenizer puts around a text: start, end, padding, as the row of "" shows.
 
-    `empty_row`, the row of "", shows what the tokenizer puts around a text: start, end, padding. Rows
-    of another form have no start token, and only CLIP's have tokens that a text can spell.
+    Rows of another form have no start token, and only CLIP's have tokens that a text can spell.
     """
-    start, end, *padding = empty_row
-    if start == end or len(set(padding)) != 1:
-        return False
-    body = row[1:]
-    first_end = body.index(end) if end in body else len(body)
-    return start in body or any(token != padding[0] for token in body[first_end + 1 :])
+
+    def __init__(self, empty_row: list[int]) -> None:
+        self._start, self._end, self._padding = empty_row[0], empty_row[1], empty_row[-1]
+        is_clips = self._start != self._end and len(set(empty_row[2:])) == 1
+        self.are_in = self._are_in if is_clips else _never
+
+    def _are_in(self, row: list[int]) -> bool:
+        """Whether a start or end token stands inside a caption's row."""
+        if row.count(self._start) != 1 or self._end not in row:
+            return True
+        behind = row[row.index(self._end) + 1 :]
+        return behind.count(self._padding) != len(behind)
+
+
+def _never(_: list[int]) -> bool:
+    return False

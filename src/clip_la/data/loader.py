@@ -29,13 +29,13 @@ from clip_la.data.order import Position, Reader
 from clip_la.data.reader import (
     BatchReader,
     Decoder,
-    Preprocess,
     ReaderBatch,
     isolated_random_state,
 )
 from clip_la.data.source import Source, open_units
 from clip_la.data.spec import DataSpec
 from clip_la.data.tables import Table
+from clip_la.data.transform import Preprocess
 
 STATE_VERSION = 1
 

@@ -13,7 +13,6 @@ from typing import TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 
 from clip_la.data.captions import CaptionEncoder
 from clip_la.data.decode import Unusable, decode_image
@@ -22,9 +21,9 @@ from clip_la.data.order import Position, Reader
 from clip_la.data.samples import RawSample
 from clip_la.data.source import Source
 from clip_la.data.spec import DataSpec
+from clip_la.data.transform import BatchTransform, Preprocess
 
 T = TypeVar("T")
-Preprocess = Callable[[Image.Image], torch.Tensor]
 
 
 @dataclass
@@ -59,11 +58,24 @@ class Decoder:
         self, spec: DataSpec, preprocess: Preprocess, tokenize: Callable[[list[str]], torch.Tensor]
     ) -> None:
         self._spec = spec
-        self._preprocess = preprocess
+        self._transform = BatchTransform(preprocess)
         self._encode_caption = CaptionEncoder(tokenize, spec.limits, spec.empty_caption)
 
     def __call__(self, sample: RawSample, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Picture (3, H, W) and tokens (L,).
+        """Picture (3, H, W) float32 and tokens (L,) int64.
+
+        Raises:
+            Unusable: either can't be used.
+        """
+        picture, text = self.decode(sample, seed)
+        return self.stack([picture])[0], text
+
+    def stack(self, pictures: Sequence[torch.Tensor]) -> torch.Tensor:
+        """(b, 3, H, W) float32 from what `decode` gave for b samples."""
+        return self._transform.stack(pictures)
+
+    def decode(self, sample: RawSample, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Picture, as `stack` takes it, and tokens (L,) int64.
 
         Raises:
             Unusable: either can't be used.
@@ -77,7 +89,7 @@ class Decoder:
             exif_orientation=self._spec.exif_orientation,
         )
         try:
-            return self._preprocess(image), text
+            return self._transform.first(image), text
         except Exception as error:
             raise Unusable(Cause.IMAGE_TRANSFORM, repr(error)) from error
 
@@ -114,13 +126,13 @@ class BatchReader:
     def __init__(
         self,
         source: Source,
-        decode: Decoder,
+        decoder: Decoder,
         spec: DataSpec,
         reader: Reader,
         weights: Sequence[float] | None = None,
     ) -> None:
         self._source = source
-        self._decode = decode
+        self._decoder = decoder
         self._spec = spec
         self._reader = reader
         self._weights = weights
@@ -149,7 +161,7 @@ class BatchReader:
         num_batches = position.num_batches
         for place, sample in self._shuffled_samples(plan, position):
             try:
-                image, text = self._decode(sample, self._reader.sample_seed(place))
+                image, text = self._decoder.decode(sample, self._reader.sample_seed(place))
             except Unusable as error:
                 self._losses.add(Loss(error.cause, sample.shard, sample.key, error.detail))
                 continue
@@ -159,7 +171,7 @@ class BatchReader:
                 num_batches += 1
                 after = replace(place, offset=place.offset + 1, num_batches=num_batches)
                 losses, self._losses = self._losses, LossCounter()
-                yield ReaderBatch(torch.stack(images), torch.stack(texts), after, losses)
+                yield ReaderBatch(self._decoder.stack(images), torch.stack(texts), after, losses)
                 images, texts = [], []
 
     def _shuffled_samples(
