@@ -52,20 +52,20 @@ def train(config: RunConfig) -> int:
     """
     world = init_world(config.device, config.dist_backend, config.dist_timeout_minutes)
     try:
-        if not world.is_main:
-            return fit(build_run(config, world, Path(config.logs) / str(config.name)))
-        with run_folder(config) as folder:
-            log_to_file(folder)
-            return fit(build_run(config, world, folder))
+        with StopRequest() as stop:
+            if not world.is_main:
+                return fit(build_run(config, world, Path(config.logs) / str(config.name)), stop)
+            with run_folder(config) as folder:
+                log_to_file(folder)
+                return fit(build_run(config, world, folder), stop)
     finally:
         leave_world()
 
 
-def fit(run: Run) -> int:
-    """Steps until the samples are seen, a signal comes, or the numbers stop being finite."""
+def fit(run: Run, stop: StopRequest) -> int:
+    """Steps until the samples are seen, a stop is requested, or the numbers stop being finite."""
     started = time.time()
-    with StopRequest() as stop:
-        reason = _fit(run, stop)
+    reason = _fit(run, stop)
     if run.store is not None:
         run.store.wait()
     run.record("run_end", reason=reason, seconds=time.time() - started)
