@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clip_la.attention.spec import AttentionSpec
+from clip_la.data.spec import Limits
 
 UNSUPPORTED_FLAGS = {
     "horovod": "this trainer uses torch.distributed only",
@@ -110,6 +111,21 @@ class RunConfig:
     shuffle_block: int = _flag(4096, "samples shuffled together in each worker (not in OpenCLIP)", "data")
     empty_caption: str = _flag(
         "drop", "what to do with empty captions (not in OpenCLIP)", "data", ("drop", "keep")
+    )
+    max_member_bytes: int = _flag(Limits.member_bytes, "drop larger images (not in OpenCLIP)", "data")
+    max_pixels: int = _flag(
+        Limits.pixels, "drop images of more pixels, before decoding (not in OpenCLIP)", "data"
+    )
+    max_aspect_ratio: float = _flag(Limits.aspect_ratio, "drop longer strips (not in OpenCLIP)", "data")
+    max_caption_chars: int = _flag(
+        Limits.caption_chars, "cut longer captions before the tokenizer (not in OpenCLIP)", "data"
+    )
+    exif_orientation: bool = _flag(
+        False, "turn pictures as their EXIF tag says; OpenCLIP doesn't (not in OpenCLIP)", "data"
+    )
+    read_retries: int = _flag(5, "how often a remote read is tried again (not in OpenCLIP)", "data")
+    read_timeout_seconds: float = _flag(
+        30.0, "how long a remote read may make no progress (not in OpenCLIP)", "data"
     )
     allow_pipe: bool = _flag(False, "allow shard lists to run commands with pipe: (not in OpenCLIP)", "data")
     aug_cfg: Mapping[str, Any] | None = _flag(None, "augmentation options, e.g. scale='(0.9, 1.0)'", "data")
@@ -212,6 +228,10 @@ class RunConfig:
             "max_bad_steps",
             "shuffle_block",
             "keep_last",
+            "max_member_bytes",
+            "max_pixels",
+            "max_aspect_ratio",
+            "max_caption_chars",
         )
         _check_not_negative(
             self, "workers", "warmup", "save_frequency", "zeroshot_frequency", "val_frequency", "lr", "wd"

@@ -17,7 +17,7 @@ from clip_la.bundle import ClipBundle, build, load_weights, resolve_model_config
 from clip_la.checkpoint import CheckpointStore
 from clip_la.config import ConfigError, RunConfig
 from clip_la.data.loader import TrainLoader
-from clip_la.data.spec import DataSpec
+from clip_la.data.spec import DataSpec, Limits
 from clip_la.distributed import World
 from clip_la.evaluate import Evaluator
 from clip_la.evaluate.validation import ValidationLoss
@@ -204,7 +204,16 @@ def _data_spec(config: RunConfig, data: str) -> DataSpec:
         csv_caption_key=config.csv_caption_key,
         csv_separator=config.csv_separator,
         empty_caption=config.empty_caption,  # type: ignore[arg-type]
+        exif_orientation=config.exif_orientation,
         allow_pipe=config.allow_pipe,
+        retries=config.read_retries,
+        timeout_seconds=config.read_timeout_seconds,
+        limits=Limits(
+            member_bytes=config.max_member_bytes,
+            pixels=config.max_pixels,
+            aspect_ratio=config.max_aspect_ratio,
+            caption_chars=config.max_caption_chars,
+        ),
     )
 
 
