@@ -9,7 +9,7 @@ from torchvision.transforms import Compose, Grayscale, Normalize, ToTensor
 
 from clip_la.data.transform import BatchTransform
 
-NOISE = np.random.default_rng(0).integers(0, 256, (4, 48, 40, 3), dtype=np.uint8)
+NOISE = np.random.default_rng(0).integers(0, 256, (20, 48, 40, 3), dtype=np.uint8)
 PICTURES = [Image.fromarray(noise) for noise in NOISE]
 
 
