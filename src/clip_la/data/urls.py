@@ -33,6 +33,17 @@ def expand_shards(shards: str) -> list[str]:
     return [url for part in split_parts(shards) for url in expand_part(part)]
 
 
+def sample_shards(shards: str, num_shards: int) -> str:
+    """A shard list of `num_shards` of the shards, spread evenly over the list; all where there are fewer.
+
+    Raises:
+        ShardListError: as `expand_shards`.
+    """
+    urls = expand_shards(shards)
+    step = max(1.0, len(urls) / num_shards)
+    return "::".join(urls[int(n * step)] for n in range(min(num_shards, len(urls))))
+
+
 def split_parts(shards: str) -> list[str]:
     """The "::" parts of a shard list."""
     parts = [part.strip() for part in shards.split("::")]

@@ -54,6 +54,7 @@ def train(config: RunConfig) -> int:
     try:
         with StopRequest() as stop:
             if not world.is_main:
+                logging.getLogger("clip_la").setLevel(logging.WARNING)  # rank 0 tells what all do
                 return fit(build_run(config, world, Path(config.logs) / str(config.name)), stop)
             with run_folder(config) as folder:
                 log_to_file(folder)

@@ -174,20 +174,28 @@ def _wrap(model: nn.Module, config: RunConfig, world: World) -> nn.Module:
     return wrapped  # type: ignore[no-any-return]
 
 
+def train_spec(config: RunConfig, rank: int, world_size: int) -> DataSpec:
+    """What one rank reads to train.
+
+    Raises:
+        ConfigError: no training data.
+    """
+    if config.train_data is None:
+        raise ConfigError("no training data; give --train-data")
+    return replace(
+        _data_spec(config, config.train_data),
+        num_samples=config.train_num_samples,
+        rank=rank,
+        world_size=world_size,
+        resampled=config.dataset_resampled,
+        upsampling_factors=config.train_data_upsampling_factors,
+    )
+
+
 def _build_loader(
     config: RunConfig, world: World, bundle: ClipBundle, state: dict[str, Any] | None
 ) -> TrainLoader:
-    if config.train_data is None:
-        raise ConfigError("no training data; give --train-data")
-    spec = replace(
-        _data_spec(config, config.train_data),
-        num_samples=config.train_num_samples,
-        rank=world.rank,
-        world_size=world.size,
-        resampled=config.dataset_resampled,
-        upsampling_factors=config.train_data_upsampling_factors,
-        pin_memory=world.device.type == "cuda",
-    )
+    spec = replace(train_spec(config, world.rank, world.size), pin_memory=world.device.type == "cuda")
     return TrainLoader(spec, bundle.preprocess_train, bundle.tokenizer, state)
 
 
