@@ -1,0 +1,101 @@
+"""What every backend of the operator computes: options, what forward returns and keeps, gradients.
+
+Names used throughout: B batch, H heads, N queries, M keys, D size of a row of q and k, E of v.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK = 128
+"""Tokens in a causal tile; up to about this length one quadratic tile is faster than a carried state."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """One of the two equations and its options.
+
+    Attributes:
+        kind: "eq7" or "eq4".
+        causal: query i sees the keys 0..i.
+        scale: Eq. 7's factor; None for 1/M, so that no length becomes a constant of a traced graph.
+        normalise: rows of q and k are divided by their norms (Eq. 7: always).
+    """
+
+    kind: str
+    causal: bool
+    scale: float | None
+    normalise: bool
+
+    @property
+    def has_denominator(self) -> bool:
+        return self.kind == "eq4"
+
+    def constant(self, num_keys: int) -> float:
+        """The constant factor of all weights."""
+        if self.has_denominator:
+            return 1.0
+        return self.scale if self.scale is not None else 1.0 / max(num_keys, 1)
+
+
+class Forward(NamedTuple):
+    """The output, and what backward needs beside q, k, v and gain.
+
+    Attributes:
+        out: (B, H, N, E) in the dtype of v, laid out as (B, N, H, E), so that merging the heads is free.
+        state: S = sum_n k^_n v_n^T, (B, H, D, E), without gain; causal: (B, H, 0, E), it is summed again.
+        key_sum: kappa = sum_n k^_n in the same way, (B, H, D, 1); causal or Eq. 7: (B, H, D, 0).
+        q_norm, k_norm: |q_i| and |k_n|, (B, H, N, 1) and (B, H, M, 1); raw rows: (..., 0).
+        denominator: Eq. 4's, before the floor, (B, H, N, 1); Eq. 7: (B, H, N, 0).
+
+    All but out are float32, or float64 for float64 inputs.
+    """
+
+    out: Tensor
+    state: Tensor
+    key_sum: Tensor
+    q_norm: Tensor
+    k_norm: Tensor
+    denominator: Tensor
+
+
+class Gradients(NamedTuple):
+    """Gradients in the dtypes and layouts of q, k, v and gain; dgain is (0,) where there is no gain."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dgain: Tensor
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that sums over tokens of such inputs are kept in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def empty_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Forward:
+    """What a forward returns, not filled."""
+    B, H, N, D = q.shape
+    M, E = v.shape[-2:]
+    denominators = int(options.has_denominator)
+    full = int(not options.causal)
+    norms = int(options.normalise)
+    like = q.new_empty(0, dtype=accumulator(q.dtype))
+    return Forward(
+        out=v.new_empty(B, N, H, E).transpose(1, 2),
+        state=like.new_empty(B, H, full * D, E),
+        key_sum=like.new_empty(B, H, D, full * denominators),
+        q_norm=like.new_empty(B, H, N, norms),
+        k_norm=like.new_empty(B, H, M, norms),
+        denominator=like.new_empty(B, H, N, denominators),
+    )
+
+
+def empty_gradients(q: Tensor, k: Tensor, v: Tensor, gain: Tensor | None) -> Gradients:
+    """What a backward returns, not filled."""
+    dgain = q.new_empty(0) if gain is None else torch.empty_like(gain)
+    return Gradients(torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dgain)

@@ -1,0 +1,183 @@
+"""Closed-form forward and backward of Eq. 4 and Eq. 7 in plain torch operations, for any device.
+
+With unit rows q^, k^ (or raw ones) both equations are
+
+    out_i = w_i (z + gain S^T q^_i),    S = sum_n k^_n v_n^T  (D x E),    z = sum_n v_n
+
+where w_i is Eq. 7's scale or, in Eq. 4 (whose gain is 1), 1 / (num_keys_i + kappa.q^_i), kappa = sum_n k^_n.
+With G_i = w_i dout_i, the gradient of the numerator, and delta_i, that of Eq. 4's denominator (Eq. 7: 0),
+
+    dS = gain sum_i q^_i G_i^T,    dz = sum_i G_i,    dkappa = sum_i delta_i q^_i
+    dq^_i = gain S G_i + delta_i kappa,    dk^_n = dS v_n + dkappa,    dv_n = dS^T k^_n + dz
+    dgain = sum_i q^_i.S G_i
+
+and `write_through_norm` takes dq^ and dk^ on to q and k. Eq. 7's scale and gain are constants of a head, so
+they go into the small matrices S and dS. The causal sums, in `torch_causal.py`, are the same with S, z and
+kappa growing from chunk to chunk.
+
+S, z, kappa, norms, denominators and whatever is added up over pieces are float32 (float64 for float64), and a
+result is rounded to its dtype once, at the end; `operands` and `sum_operands` choose the dtype of the matrix
+products. On the CPU the work is cut in pieces that suit the cores' caches; unit rows live as long as theirs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clip_la.attention.contract import (
+    Forward,
+    Gradients,
+    Options,
+    accumulator,
+    empty_forward,
+    empty_gradients,
+)
+from clip_la.attention.torch_causal import backward_causal, forward_causal
+from clip_la.attention.torch_parts import (
+    blocks,
+    floored,
+    groups,
+    operands,
+    per_head_sum,
+    slope,
+    sum_operands,
+    through_denominator,
+    token_sum,
+    unit_rows,
+    write_sum,
+    write_through_norm,
+)
+
+_GAIN_FLOOR = 1e-20
+"""A gain of 0 is taken as this: it adds nothing to the output, and may be divided by."""
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, gain: Tensor | None, num_keys: Tensor | None, options: Options
+) -> Forward:
+    """Attention of q to k and v.
+
+    Args:
+        gain: (H,), or None for 1.
+        num_keys: Eq. 4 with key padding: how many keys each query sees, (B, 1, N, 1); the padded rows of k
+            and v are 0. None: all M, or, causal, all up to its own position.
+    """
+    result = empty_forward(q, k, v, options)
+    if num_keys is None:
+        num_keys = _num_visible_keys(q, k.shape[2], options)
+    gain = _per_head(gain, result.state)
+    run = forward_causal if options.causal else _forward_full
+    for q_, k_, v_, num_keys_, *result_ in groups(q, k, v, num_keys, *result):
+        q_, k_, v_ = operands(options, q_, k_, v_)
+        run(q_, k_, v_, gain, num_keys_, options, Forward(*result_))
+    return result
+
+
+def backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, gain: Tensor | None, saved: Forward, options: Options
+) -> Gradients:
+    """Gradients of q, k, v and gain from that of the output and what `forward` returned."""
+    result = empty_gradients(q, k, v, gain)
+    gain = _per_head(gain, saved.state)
+    dgain = saved.state.new_zeros(q.shape[1], 1, 1)
+    run = backward_causal if options.causal else _backward_full
+    for dout_, q_, k_, v_, *saved_, dq, dk, dv in groups(dout, q, k, v, *saved, *result[:3]):
+        dout_, q_, k_, v_ = operands(options, dout_, q_, k_, v_)
+        result_ = Gradients(dq, dk, dv, dgain)
+        run(dout_, q_, k_, v_, gain, Forward(*saved_), options, result_)
+    if gain is not None:
+        result.dgain.copy_(dgain.flatten())
+    return result
+
+
+def _forward_full(
+    q: Tensor, k: Tensor, v: Tensor, gain: Tensor | None, num_keys: Tensor, options: Options, result: Forward
+) -> None:
+    """One pass over the keys for S, z and kappa, one over the queries that read them."""
+    scale = options.constant(k.shape[-2])
+    S, kappa = result.state.zero_(), result.key_sum.zero_()
+    z = S.new_zeros(*S.shape[:-2], 1, S.shape[-1])
+    for k_rows, v_rows, k_norm in blocks(k, v, result.k_norm):
+        k_rows, v_rows = sum_operands(gain, k_rows, v_rows)
+        k_unit = unit_rows(k_rows, k_norm, options)
+        S += k_unit.mT @ v_rows
+        z += token_sum(v_rows)
+        if options.has_denominator:
+            kappa += token_sum(k_unit).mT
+    z *= scale
+    scaled_S = (S * slope(scale, gain)).to(q.dtype)
+    for q_rows, num_keys_rows, q_norm, denominator, out in blocks(
+        q, num_keys, result.q_norm, result.denominator, result.out
+    ):
+        q_unit = unit_rows(q_rows, q_norm, options)
+        product = q_unit @ scaled_S
+        if options.has_denominator:
+            denominator.copy_(num_keys_rows + q_unit.to(kappa.dtype) @ kappa)
+            out.copy_((product + z) / floored(denominator))
+        else:
+            write_sum(out, product, z)
+
+
+def _backward_full(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gain: Tensor | None,
+    saved: Forward,
+    options: Options,
+    result: Gradients,
+) -> None:
+    """One pass over the queries for dq, dS, dz and dkappa, one over the keys that read these."""
+    scale = options.constant(k.shape[-2])
+    S, kappa = saved.state, saved.key_sum
+    scaled_S = (S * slope(scale, gain)).to(q.dtype)
+    dS, dkappa = torch.zeros_like(S), torch.zeros_like(kappa)
+    dz = S.new_zeros(*S.shape[:-2], 1, S.shape[-1])
+    for G, q_rows, out, q_norm, denominator, dq in blocks(
+        dout, q, saved.out, saved.q_norm, saved.denominator, result.dq
+    ):
+        delta = None
+        if options.has_denominator:
+            G, delta = through_denominator(G, out, denominator)
+        dq_unit = G @ scaled_S.mT
+        if delta is not None:
+            dq_unit = torch.addcmul(dq_unit, delta, kappa.mT).to(q.dtype)
+        write_through_norm(dq, dq_unit, q_rows, q_norm, options)
+        G, q_rows = sum_operands(gain, G, q_rows)
+        q_unit = unit_rows(q_rows, torch.empty_like(q_norm), options)
+        dS += q_unit.mT @ G
+        dz += token_sum(G)
+        if delta is not None:
+            dkappa += q_unit.to(delta.dtype).mT @ delta
+    if gain is not None:
+        result.dgain.add_(per_head_sum(S * dS), alpha=scale)
+    dz *= scale
+    scaled_dS = (dS * slope(scale, gain)).to(q.dtype)
+    for k_rows, v_rows, k_norm, dk, dv in blocks(k, v, saved.k_norm, result.dk, result.dv):
+        k_unit = unit_rows(k_rows, torch.empty_like(k_norm), options)
+        dk_unit = v_rows @ scaled_dS.mT
+        if options.has_denominator:
+            dk_unit = (dk_unit + dkappa.mT).to(q.dtype)
+        write_through_norm(dk, dk_unit, k_rows, k_norm, options)
+        write_sum(dv, k_unit @ scaled_dS, dz)
+
+
+def _num_visible_keys(q: Tensor, num_keys: int, options: Options) -> Tensor:
+    """How many keys each query sees without padding: (B, 1, N, 1)."""
+    B, _, N, _ = q.shape
+    dtype = accumulator(q.dtype)
+    if options.causal:
+        visible = torch.arange(1, N + 1, dtype=dtype, device=q.device)
+    else:
+        visible = torch.full((N,), num_keys, dtype=dtype, device=q.device)
+    return visible[:, None].expand(B, 1, N, 1)
+
+
+def _per_head(gain: Tensor | None, like: Tensor) -> Tensor | None:
+    """The gain as (H, 1, 1), never 0."""
+    if gain is None:
+        return None
+    gain = gain.to(like.dtype)[:, None, None]
+    return torch.where(gain.abs() < _GAIN_FLOOR, _GAIN_FLOOR, gain)

@@ -1,0 +1,156 @@
+"""Pieces of the torch backend: unit rows, Eq. 4's denominator, and cutting the work in pieces for the caches.
+
+Tensors are (H, N, D) or (B, H, N, D): nothing here, nor in what runs on a piece of work, looks left of H.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from clip_la.attention.contract import CHUNK, Options, accumulator
+from clip_la.attention.reference import EQ4_FLOOR, NORM_FLOOR
+
+_PIECE_BYTES = 768 * 1024
+"""One operand of a piece of work on the CPU: the few in use at a time fit the L2 caches of two cores."""
+
+_MIN_BFLOAT16_TOKENS = 64
+"""Shorter sums of bfloat16 rows are taken in float32: too few terms for their roundings to average out."""
+
+
+def unit_rows(x: Tensor, norm: Tensor, options: Options) -> Tensor:
+    """x / max(|x|, NORM_FLOOR), contiguous, and |x| into `norm`; raw rows are left as they are."""
+    if not options.normalise:
+        return x
+    if _has_fused_norm(x):
+        unit, fused_norm = torch._weight_norm_interface(_rows(x), _one_per_row(x))
+        norm.copy_(fused_norm.view(norm.shape))
+        if fused_norm.amin() > NORM_FLOOR:
+            return unit.view(x.shape)
+    else:
+        norm.copy_(torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=norm.dtype))
+    return (x / norm.clamp_min(NORM_FLOOR)).to(x.dtype)
+
+
+def write_through_norm(dx: Tensor, dunit: Tensor, x: Tensor, norm: Tensor, options: Options) -> None:
+    """The gradient of x into `dx`, from that of `unit_rows(x)`.
+
+    dx = (dunit - x^ (x^.dunit)) / |x|; in a row below NORM_FLOOR dunit / NORM_FLOOR, cut at float16's range.
+    """
+    if not options.normalise:
+        dx.copy_(dunit)
+        return
+    if _has_fused_norm(x) and norm.amin() > NORM_FLOOR:
+        fused_dx, _ = torch.ops.aten._weight_norm_interface_backward(
+            _rows(dunit), _rows(x), _one_per_row(x), _rows(norm), 0
+        )
+        dx.copy_(fused_dx.view(dx.shape))
+        return
+    floored = norm.clamp_min(NORM_FLOOR)
+    unit = x / floored
+    along = (dunit * unit).sum(-1, keepdim=True)
+    short = norm < NORM_FLOOR
+    grad = (dunit - unit * along.masked_fill(short, 0.0)) / floored
+    if dx.dtype == torch.float16:
+        limit = torch.finfo(dx.dtype).max
+        grad = torch.where(short, grad.clamp(-limit, limit), grad)
+    dx.copy_(grad)
+
+
+def _has_fused_norm(x: Tensor) -> bool:
+    """Whether torch's weight norm, the fused form of this forward and backward, runs on x without a sync."""
+    return x.device.type == "cpu" and x.numel() > 0
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.contiguous().view(-1, x.shape[-1])
+
+
+def _one_per_row(x: Tensor) -> Tensor:
+    return x.new_ones(x.numel() // x.shape[-1], 1)
+
+
+def floored(denominator: Tensor) -> Tensor:
+    """Kept EQ4_FLOOR away from 0, with its sign."""
+    floor = torch.where(denominator < 0, -EQ4_FLOOR, EQ4_FLOOR).to(denominator.dtype)
+    return torch.where(denominator.abs() < EQ4_FLOOR, floor, denominator)
+
+
+def through_denominator(dout: Tensor, out: Tensor, denominator: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of numerator and denominator of out; the latter is 0 where the floor acts."""
+    dnumerator = dout / floored(denominator)
+    ddenominator = -(dnumerator * out).sum(-1, keepdim=True)
+    ddenominator.masked_fill_(denominator.abs() < EQ4_FLOOR, 0.0)
+    return dnumerator.to(dout.dtype), ddenominator
+
+
+def write_sum(out: Tensor, product: Tensor, row: Tensor) -> None:
+    """product + row into `out`, rounded once; row is float32 or float64."""
+    if product.dtype == out.dtype == row.dtype:
+        torch.add(product, row, out=out)
+    else:
+        out.copy_(product + row)
+
+
+def token_sum(x: Tensor) -> Tensor:
+    """Sum over the tokens, kept as a dimension of 1."""
+    return x.sum(-2, keepdim=True, dtype=accumulator(x.dtype))
+
+
+def per_head_sum(x: Tensor) -> Tensor:
+    """x ([B,] H, N, D) summed to (H, 1, 1)."""
+    sums = x.sum((-2, -1), keepdim=True)
+    return sums if sums.ndim == 3 else sums.sum(0)
+
+
+def slope(scale: float, gain: Tensor | None) -> float | Tensor:
+    """The factor of the cosines in the weights."""
+    return scale if gain is None else scale * gain
+
+
+def groups(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors (B, ...), cut along the batch; the size goes by the first, (B, H, N, D).
+
+    A group of one is handed out without its batch dimension, so that a view of a packed projection needs no
+    copy to be the operand of a batched product.
+    """
+    B, *rest = tensors[0].shape
+    size = B if tensors[0].device.type != "cpu" else _PIECE_BYTES // (4 * max(torch.Size(rest).numel(), 1))
+    cut = [x.unbind(0) if size <= 1 else torch.split(x, size) for x in tensors]
+    return zip(*cut, strict=True)
+
+
+def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors (..., N, D), cut along the tokens; the size goes by the first."""
+    N = tensors[0].shape[-2]
+    size = N
+    if tensors[0].device.type == "cpu":
+        size = max(_PIECE_BYTES * N // (4 * max(tensors[0].numel(), 1)), CHUNK)
+    return zip(*(torch.split(x, max(size, 1), dim=-2) for x in tensors), strict=True)
+
+
+def chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors (..., N, D), cut in causal tiles."""
+    return zip(*(torch.split(x, CHUNK, dim=-2) for x in tensors), strict=True)
+
+
+def operands(options: Options, *tensors: Tensor) -> list[Tensor]:
+    """The tensors (..., N, D) in the dtype that matrix products are to take.
+
+    bfloat16 stays bfloat16 in sums over many tokens; in a causal tile or a short sum the roundings of single
+    weights would be seen. float16 lacks the range.
+    """
+    keep = not options.causal and min(x.shape[-2] for x in tensors) >= _MIN_BFLOAT16_TOKENS
+    low = (torch.float16,) if keep else (torch.float16, torch.bfloat16)
+    return [x.float() if x.dtype in low else x for x in tensors]
+
+
+def sum_operands(gain: Tensor | None, *tensors: Tensor) -> list[Tensor]:
+    """The tensors in the dtype that S and dS are to be summed from.
+
+    With a gain, the accumulator's: the gain's gradient is the product of S and dS and shows the roundings
+    of both, and a large gain makes S the larger part of the output.
+    """
+    return list(tensors) if gain is None else [x.to(accumulator(x.dtype)) for x in tensors]
