@@ -107,20 +107,31 @@ def _command(
 
 
 def _add_demo_data(commands: Any) -> None:
+    from clip_la.data.demo import DemoOptions
+
     parser = _command(
         commands, "demo-data", _demo_data, "Generate a small image-text set with a held-out zero-shot tree."
     )
-    parser.add_argument("out", type=Path, help="folder to make")
-    parser.add_argument("--num-pairs", type=int, default=None, help="training pairs")
-    parser.add_argument("--image-size", type=int, default=64, help="pixels a side (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="same seed, same bytes (default: %(default)s)")
+    parser.add_argument("out", type=Path, help="folder to make; one with the same options is left as it is")
+    helps = {
+        "num_pairs": "training pairs",
+        "num_val_pairs": "validation pairs",
+        "images_per_class": "pictures of each held-out colour-shape combination",
+        "image_size": "pixels a side",
+        "seed": "same seed, same bytes",
+    }
+    for name, text in helps.items():
+        default = getattr(DemoOptions, name)
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=int, default=default, help=f"{text} (default: {default})")
 
 
 def _demo_data(args: argparse.Namespace) -> int:
-    from clip_la.data.demo import build_demo_data
+    from clip_la.data.demo import DemoOptions, build_demo_data
 
-    size = {} if args.num_pairs is None else {"num_pairs": args.num_pairs}
-    print(build_demo_data(args.out, image_size=args.image_size, seed=args.seed, **size))
+    options = DemoOptions(**{name: getattr(args, name) for name in DemoOptions.__dataclass_fields__})
+    made = build_demo_data(args.out, options)
+    print(f"{'made' if made else 'already there'}: {args.out} ({options.num_pairs:,} training pairs)")
     return 0
 
 

@@ -145,7 +145,7 @@ class TrainLoader:
             return epoch, 0, fresh
         return epoch, index, [Position.from_dict(place) if place else None for place in state["positions"]]
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Generator[Batch, None, None]:
         """Batches from the state on; raises NoUsableSamples after a full pass without one."""
         spec = self.spec
         is_closing = multiprocessing.get_context(spec.start_method).Event()

@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,9 @@ def _fit(run: Run, stop: StopRequest) -> str:
     meter = Meter()
     last_save = (run.progress.samples, time.time())
     bad_in_a_row = 0
-    with _progress_bar(run) as bar:
-        for micro_batches in _grouped(iter(run.loader), run.config.accum_freq):
+    # Closing the batches ends the reading processes, also when a step raises.
+    with _progress_bar(run) as bar, closing(iter(run.loader)) as batches:
+        for micro_batches in _grouped(batches, run.config.accum_freq):
             meter.data_ready()
             epoch = run.epoch
             result = step(run, micro_batches, stop.requested)
