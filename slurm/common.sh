@@ -73,9 +73,11 @@ on_all_nodes() {
 # --- Training ---------------------------------------------------------------------------------------
 
 # Each task's exit code goes to a file: srun's own is that of whichever task it killed last, and 0 after a
-# lost node. The trap keeps the shell alive when Slurm signals the task, until clip-la has saved.
+# lost node. The trap keeps the shell alive when Slurm signals the task, until clip-la has saved. A task that was
+# stopped (75) ends with 0, or srun would end the others, and with them the one that is still writing the checkpoint.
 # shellcheck disable=SC2016  # the task expands it
-record_exit='trap : TERM USR1 INT; "$@"; code=$?; echo "$code" >"$EXITS/$SLURM_PROCID"; exit "$code"'
+record_exit='trap : TERM USR1 INT; code=0; "$@" || code=$?; echo "$code" >"$EXITS/$SLURM_PROCID"
+    [ "$code" = 75 ] || exit "$code"'
 
 # train_run CONFIG [flags]: the whole life of one start of a training job; ends the shell.
 train_run() {
@@ -83,7 +85,10 @@ train_run() {
     trap on_usr1 USR1
     trap on_term TERM
     set_up_job
-    preflight "$@" || die $? "the preflight failed: nothing was trained; mend what it names and submit again"
+    if ! preflight "$@"; then
+        [ -z "$stop_signal" ] || requeue "interrupted by $stop_signal before training began"
+        die 2 "the preflight failed: nothing was trained; mend what it names and submit again"
+    fi
     claim_run
     if [ -z "$stop_signal" ]; then
         export EXITS=$run_folder/slurm/$SLURM_JOB_ID.$restart
@@ -138,15 +143,20 @@ wait_for() {
 conclude() {
     local state code
     state=$(job_field JobState)
-    if [ "$state" != RUNNING ]; then
-        die 75 "Slurm has this job as ${state:-gone}; what was saved is in $run_folder"
-    fi
+    [ "$state" = RUNNING ] || die 75 "Slurm has this job as ${state:-gone}; what was saved is in $run_folder"
     code=$(on_first_node python -m clip_la.cluster.restarts "$run_folder" --job "$SLURM_JOB_ID" \
         --exits "${EXITS:-}" --num-tasks "$num_tasks" --signal "$stop_signal") ||
         die 1 "can't tell what became of the tasks; what was saved is in $run_folder"
     [ "$code" = 75 ] || exit "$code"
-    trap '' TERM # Slurm ends this shell and its children as part of the requeue
-    scontrol requeue "$SLURM_JOB_ID" ||
-        log "can't requeue this job; submit the same command again to continue"
+    requeue
+}
+
+requeue() {
+    local state
+    state=$(job_field JobState)
+    [ "$state" = RUNNING ] || die 75 "Slurm has this job as ${state:-gone}: ${1:-}"
+    log "requeueing ${1:-}"
+    trap '' TERM # Slurm ends this shell and its children as part of it
+    scontrol requeue "$SLURM_JOB_ID" || log "can't requeue this job; submit the same command again to continue"
     exit 75
 }

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; errors that a person can act on become one line and an exit code."""
     parser = build_parser()
     args, rest = parser.parse_known_args(argv)
-    if rest and args.command != "train":
+    if rest and args.command not in ("train", "submit"):
         parser.error(f"unexpected {' '.join(rest)}")
     args.rest = rest
     _set_up_logging(getattr(args, "log_level", "info"))
@@ -78,7 +79,9 @@ def build_parser() -> argparse.ArgumentParser:
         _add_demo_data,
         _add_check,
         _add_train,
+        _add_submit,
         _add_eval,
+        _add_watch,
         _add_report,
         _add_fit,
         _add_runs,
@@ -142,6 +145,9 @@ def _add_check(commands: Any) -> None:
     parser.add_argument(
         "train_data", metavar="SHARDS", help="'dir/{00000..00099}.tar' (:: joins lists), or a CSV file"
     )
+    parser.add_argument(
+        "--sample", type=int, metavar="N", help="read only N shards, spread evenly over the list"
+    )
     parser.add_argument("--workers", type=int, default=2, help="reading processes (default: %(default)s)")
     parser.add_argument("--empty-caption", default="drop", choices=("drop", "keep"), help="as in training")
     parser.add_argument("--csv-separator", default="\t", help="column separator of CSV files")
@@ -159,9 +165,12 @@ def _check(args: argparse.Namespace) -> int:
     from clip_la.data.check import check_data
     from clip_la.data.check_text import format_check
     from clip_la.data.spec import DataSpec
+    from clip_la.data.urls import sample_shards
 
     names = ("train_data", "empty_caption", "csv_separator", "csv_img_key", "csv_caption_key", "allow_pipe")
     spec = DataSpec(batch_size=1, **{name: getattr(args, name) for name in names})
+    if args.sample is not None:
+        spec = replace(spec, train_data=sample_shards(spec.train_data, args.sample))
     report = check_data(spec, open_clip.get_tokenizer("ViT-B-16"), workers=args.workers)
     if args.json is not None:
         args.json.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
@@ -195,6 +204,43 @@ def _train(args: argparse.Namespace) -> int:
     config = load_run_config(args.config, flags_given(args))
     _set_up_logging(config.log_level)
     return train(config)
+
+
+def _add_submit(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "submit",
+        _submit,
+        "Show what a run will take, check it, and submit it to Slurm; `clip-la train` flags follow.",
+    )
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="YAML file of the run")
+    parser.add_argument("--nodes", type=int, required=True, help="nodes of the job")
+    parser.add_argument("--gpus-per-node", type=int, default=8, help="one task each (default: %(default)s)")
+    parser.add_argument("--time", default=None, help="time limit (default: the sbatch file's)")
+    parser.add_argument(
+        "--sbatch", default="", metavar="OPTIONS", help="other sbatch options, as '--account=x --partition=y'"
+    )
+    parser.add_argument(
+        "--script",
+        type=Path,
+        default=Path("slurm/train.sbatch"),
+        help="what is submitted (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--utilisation",
+        type=float,
+        default=0.15,
+        help="share of the GPUs' peak in the estimate of hours; OpenCLIP's published LAION-400M runs come to "
+        "0.13 to 0.16 (default: %(default)s)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show everything and submit nothing")
+
+
+def _submit(args: argparse.Namespace) -> int:
+    from clip_la.cluster.submit import Job, submit
+
+    job = Job(**{name: getattr(args, name) for name in Job.__dataclass_fields__})
+    return submit(job, args.rest, dry_run=args.dry_run)
 
 
 def _add_runs(commands: Any) -> None:
@@ -254,6 +300,48 @@ def _eval(args: argparse.Namespace) -> int:
         report = run_zero_shot(bundle, ZeroShotOptions.from_args(args), str(args.checkpoint))
         if world.is_main:
             print(format_zero_shot(report))
+    finally:
+        leave_world()
+    return 0
+
+
+def _add_watch(commands: Any) -> None:
+    from clip_la.evaluate.command import add_arguments
+
+    parser = _command(
+        commands,
+        "watch",
+        _watch,
+        "Evaluate each checkpoint that a training run keeps, until the run has ended.",
+    )
+    parser.add_argument(
+        "run", type=Path, metavar="RUN", help="the run's folder; results go to its evals.jsonl"
+    )
+    parser.add_argument(
+        "--poll-seconds", type=float, default=60, help="between looks for files (default: %(default)s)"
+    )
+    parser.add_argument("--precision", default=None, help="default: the one it was trained in")
+    parser.add_argument("--device", default="auto", help="auto, cuda or cpu (default: %(default)s)")
+    add_arguments(parser)
+
+
+def _watch(args: argparse.Namespace) -> int:
+    from clip_la.checkpoint import load_bundle
+    from clip_la.cluster.watch import watch
+    from clip_la.distributed import init_world, leave_world
+    from clip_la.evaluate.command import ZeroShotOptions, format_zero_shot, run_zero_shot
+
+    world = init_world(args.device)
+
+    def evaluate(path: Path) -> dict[str, Any]:
+        bundle = load_bundle(path, precision=args.precision, device=world.device)
+        report = run_zero_shot(bundle, ZeroShotOptions.from_args(args), str(path))
+        if world.is_main:
+            print(format_zero_shot(report), flush=True)
+        return {"name": f"zeroshot/{args.zeroshot.name}", "metrics": report["metrics"]}
+
+    try:
+        print(f"{watch(args.run, evaluate, world, poll_seconds=args.poll_seconds)} checkpoint(s) evaluated")
     finally:
         leave_world()
     return 0
