@@ -3,17 +3,20 @@
 #
 #   scripts/test.sh            everything that this machine can run
 #   scripts/test.sh --fast     without the tests marked slow
+#   scripts/test.sh --slurm    fail, rather than skip, where the cluster tests can't run: they need root and Slurm,
+#                              which tests/slurm/slurm_local.sh install gets from Debian's packages
 #   scripts/test.sh -- ARGS    ARGS go to pytest, such as: -- tests/attention -k eq7
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/venv.sh
 
-skip=()
+skip=() need_slurm=
 while [ $# -gt 0 ]; do
     case $1 in
         --fast) skip+=(slow) ;;
+        --slurm) need_slurm=1 ;;
         --) shift; break ;;
-        -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
         *) echo "$0: unknown option $1 (see --help)" >&2; exit 2 ;;
     esac
     shift
@@ -21,7 +24,14 @@ done
 
 use_venv dev
 command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 || skip+=(gpu)
-command -v sbatch >/dev/null || skip+=(slurm)
+# Tests of the cluster share one, so they run by themselves, one after another.
+skip+=(slurm)
+has_slurm=
+if command -v slurmctld >/dev/null && [ "$(id -u)" = 0 ]; then has_slurm=1; fi
+if [ -n "$need_slurm" ] && [ -z "$has_slurm" ]; then
+    echo "$0: --slurm needs root and slurmctld; as root: tests/slurm/slurm_local.sh install" >&2
+    exit 1
+fi
 markers=$(printf ' and not %s' "${skip[@]}")
 
 echo "== ruff"
@@ -37,4 +47,8 @@ echo "== pytest (${markers# and })"
 # One thread a process: small tensors gain nothing from more, and every core has a test of its own.
 export OMP_NUM_THREADS=1
 pytest --numprocesses "${PYTEST_PROCESSES:-auto}" -m "${markers# and }" "$@"
+if [ -n "$has_slurm" ] && [ $# -eq 0 ]; then
+    echo "== pytest (slurm)"
+    pytest -m slurm tests/slurm
+fi
 echo "all passed"

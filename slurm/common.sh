@@ -12,15 +12,19 @@ die() {
     exit "$code"
 }
 
-job_field() { scontrol show job -o "$SLURM_JOB_ID" | grep -o " $1=[^ ]*" | head -1 | cut -d= -f2-; }
+# One task of an array: the plain number may stand for the whole array.
+job=$SLURM_JOB_ID
+[ -z "${SLURM_ARRAY_TASK_ID:-}" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+
+job_field() { scontrol show job -o "$job" | sed -n "1s/.* $1=\([^ ]*\).*/\1/p"; }
 
 # --- Environment ------------------------------------------------------------------------------------
 
 # Reads the site file and works out the layout: one task a GPU, else as many as were asked for.
-# Sets num_nodes, tasks_per_node, num_tasks, cpus_per_task, launch (srun's part of the container), prefix.
+# Sets num_nodes, tasks_per_node, num_tasks, cpus_per_task, launch (srun's part of the container), prefix, clip_la.
 set_up_job() {
     local site=${CLIP_LA_SITE:-$here/site.sh} gpus=${SLURM_GPUS_ON_NODE:-0}
-    launch=() prefix=()
+    launch=() prefix=() clip_la=(python -m clip_la.cli)
     if [ -e "$site" ]; then
         # shellcheck disable=SC1090
         . "$site"
@@ -53,11 +57,9 @@ set_up_job() {
     MASTER_PORT=$((20000 + (SLURM_JOB_ID * 16 + restart % 16) % 20000))
     export MASTER_ADDR MASTER_PORT
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PYTHONUNBUFFERED=1 NCCL_DEBUG=${NCCL_DEBUG:-WARN}
-    log "job $SLURM_JOB_ID start $restart: $num_nodes nodes x $tasks_per_node tasks x $cpus_per_task CPUs," \
+    log "job $job start $restart: $num_nodes nodes x $tasks_per_node tasks x $cpus_per_task CPUs," \
         "$gpus GPUs a node, on $SLURM_JOB_NODELIST"
 }
-
-clip_la=(python -m clip_la.cli)
 
 # One process in the job's environment, on the first node.
 on_first_node() {
@@ -67,7 +69,7 @@ on_first_node() {
 # One process a task on all nodes. Every process sees all of its node's GPUs and takes the one of its local rank.
 on_all_nodes() {
     srun --nodes="$num_nodes" --ntasks="$num_tasks" --ntasks-per-node="$tasks_per_node" --gpu-bind=none \
-        --kill-on-bad-exit=1 --label "${launch[@]}" "$@"
+        --kill-on-bad-exit=1 --label "${launch[@]}" "$@" </dev/null
 }
 
 # --- Training ---------------------------------------------------------------------------------------
@@ -91,7 +93,7 @@ train_run() {
     fi
     claim_run
     if [ -z "$stop_signal" ]; then
-        export EXITS=$run_folder/slurm/$SLURM_JOB_ID.$restart
+        export EXITS=$run_folder/slurm/$job.$restart
         rm -rf "$EXITS" && mkdir -p "$EXITS"
         on_all_nodes bash -c "$record_exit" task "${prefix[@]}" "${clip_la[@]}" train --config "$@" &
         wait_for $!
@@ -100,7 +102,7 @@ train_run() {
 }
 
 preflight() {
-    run_folder=$(on_first_node python -m clip_la.cluster.preflight --job "$SLURM_JOB_ID" --restart "$restart" \
+    run_folder=$(on_first_node python -m clip_la.cluster.preflight --job "$job" --restart "$restart" \
         --world-size "$num_tasks" -- "$@")
 }
 
@@ -108,7 +110,7 @@ preflight() {
 claim_run() {
     local holder state
     holder=$(cat "$run_folder/slurm/job" 2>/dev/null) || true
-    if [ -n "$holder" ] && [ "$holder" != "$SLURM_JOB_ID" ]; then
+    if [ -n "$holder" ] && [ "$holder" != "$job" ]; then
         state=$(squeue --noheader --jobs="$holder" --format=%T 2>/dev/null) || true
         case $state in
             RUNNING | COMPLETING | SUSPENDED | STOPPED)
@@ -116,7 +118,7 @@ claim_run() {
                     "or give another --name" ;;
         esac
     fi
-    echo "$SLURM_JOB_ID" >"$run_folder/slurm/job"
+    echo "$job" >"$run_folder/slurm/job"
     # Ranks that outlive a lost node hold the lock until they notice.
     if ((restart > 0)) && ! flock --timeout 300 "$run_folder/lock" true; then
         die 2 "processes of an earlier start still hold $run_folder/lock: $(cat "$run_folder/lock")"
@@ -128,7 +130,7 @@ on_usr1() {
     [ -z "$stop_signal" ] || return 0
     stop_signal=USR1
     log "SIGUSR1: asking the tasks to save and stop"
-    scancel --signal=USR1 "$SLURM_JOB_ID" || true
+    scancel --signal=USR1 "$job" || true
 }
 
 # Slurm sends this to the tasks as well, so it isn't passed on: a second signal would end them unsaved.
@@ -144,7 +146,7 @@ conclude() {
     local state code
     state=$(job_field JobState)
     [ "$state" = RUNNING ] || die 75 "Slurm has this job as ${state:-gone}; what was saved is in $run_folder"
-    code=$(on_first_node python -m clip_la.cluster.restarts "$run_folder" --job "$SLURM_JOB_ID" \
+    code=$(on_first_node python -m clip_la.cluster.restarts "$run_folder" --job "$job" \
         --exits "${EXITS:-}" --num-tasks "$num_tasks" --signal "$stop_signal") ||
         die 1 "can't tell what became of the tasks; what was saved is in $run_folder"
     [ "$code" = 75 ] || exit "$code"
@@ -157,6 +159,14 @@ requeue() {
     [ "$state" = RUNNING ] || die 75 "Slurm has this job as ${state:-gone}: ${1:-}"
     log "requeueing ${1:-}"
     trap '' TERM # Slurm ends this shell and its children as part of it
-    scontrol requeue "$SLURM_JOB_ID" || log "can't requeue this job; submit the same command again to continue"
+    scontrol requeue "$job" || log "can't requeue this job; submit the same command again to continue"
     exit 75
+}
+
+# --- Evaluation and reports -------------------------------------------------------------------------
+
+# A clip-la command on all GPUs of the job, its exit code the job's.
+evaluate_run() {
+    set_up_job
+    on_all_nodes "${prefix[@]}" "${clip_la[@]}" "$@"
 }

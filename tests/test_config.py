@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -119,20 +120,48 @@ def test_shipped_config_loads(path: Path) -> None:
     assert config.model in open_clip.list_models()
 
 
+def read_base(path: Path) -> str:
+    return path.read_text(encoding="utf-8").splitlines()[0]
+
+
+def _untyped(path: Path) -> str:
+    """A file's name without its kind of attention: vit-b-16-la-eq4-1b -> vit-b-16-1b."""
+    return re.sub(r"(softmax|la-eq4|la-gain|la)(?=-|$)", "", path.stem)
+
+
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_shipped_run_differs_from_its_siblings_in_one_line(path: Path) -> None:
     lines = [
         line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")
     ]
-    assert lines[0] == "base: base.yaml"
-    assert [line.split(":")[0] for line in lines[1:]] == ["model"]
+    assert [line.split(":")[0] for line in lines] == ["base", "model"]
+    model = load_run_config(path, {}).model
+    twins = [other for other in RUNS if other.parent == path.parent and _untyped(other) == _untyped(path)]
+    assert len(twins) >= 3, "softmax and at least two kinds of linear attention"
+    assert {read_base(twin) for twin in twins} == {read_base(path)}, "twins share their base"
+    assert len(
+        {load_run_config(twin, {}).model.removeprefix(model.split("-LA")[0]) for twin in twins}
+    ) == len(twins)
 
 
 def test_laion_runs_cover_every_size_and_attention_with_one_global_batch() -> None:
     configs = [load_run_config(path, {}) for path in RUNS if path.parent.name == "laion400m"]
     expected = {f"ViT-{size}-16{kind}" for size in "SBL" for kind in ("", "-LA", "-LA-eq4", "-LA-gain")}
     assert {config.model for config in configs} == expected
-    assert len({(config.batch_size, config.epochs, config.train_num_samples) for config in configs}) == 1
+    # Apart from the model and what saves memory, all are one run.
+    memory = {"model": "", "name": "", "grad_checkpointing": False}
+    assert len({dataclasses.replace(config, **memory) for config in configs}) == 1
+
+
+def test_short_and_paper_runs_are_the_full_ones_but_for_what_they_say() -> None:
+    full = load_run_config(REPO_ROOT / "configs/laion400m/vit-b-16-la.yaml", {})
+    for length, samples in {"1b": 1e9, "3b": 3e9}.items():
+        short = load_run_config(REPO_ROOT / f"configs/laion400m/short/vit-b-16-la-{length}.yaml", {})
+        assert short.epochs * (short.train_num_samples or 0) == samples
+        same = {name: getattr(full, name) for name in ("epochs", "train_num_samples", "name")}
+        assert dataclasses.replace(short, **same) == full
+    names = [load_run_config(path, {}).name for path in RUNS if "laion400m" in str(path)]
+    assert len(set(names)) == len(names), "two configs would share a run folder"
 
 
 def test_model_config_files_are_valid_json() -> None:

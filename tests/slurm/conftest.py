@@ -47,8 +47,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     write_model(folder / "ViT-tiny.json", {"kind": "eq7", "gain": "learned", "scale": "length"})
     write_model(folder / "ViT-tiny-softmax.json", None)
     (folder / "base.yaml").write_text(
-        f"train-data: {shards}\nbatch-size: 8\nepochs: 60\nlr: 1e-3\nwarmup: 2\nworkers: 1\nprecision: fp32\n"
-        "device: cpu\nlog-every-n-steps: 4\nsave-frequency: 0\nsave-every-samples: 320\n"
+        f"train-data: {shards}\nbatch-size: 8\nepochs: 40\nlr: 1e-3\nwarmup: 2\nworkers: 1\nprecision: fp32\n"
+        "device: cpu\nlog-every-n-steps: 2\nsave-frequency: 0\nsave-every-samples: 160\n"
     )
     (folder / "tiny.yaml").write_text("base: base.yaml\nmodel: ViT-tiny.json\n")
     (folder / "tiny-softmax.yaml").write_text("base: base.yaml\nmodel: ViT-tiny-softmax.json\n")

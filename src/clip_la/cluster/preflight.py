@@ -24,7 +24,7 @@ from clip_la.data.check import check_data
 from clip_la.data.check_text import format_check
 from clip_la.data.loader import TrainLoader
 from clip_la.data.source import is_table
-from clip_la.data.storage import is_remote, local_path
+from clip_la.data.storage import PIPE, is_remote, local_path
 from clip_la.data.urls import expand_shards, sample_shards
 from clip_la.train.run import train_spec
 
@@ -63,7 +63,7 @@ def problems(config: RunConfig, world_size: int, *, sample: bool) -> Iterator[st
     Args:
         config: the run.
         world_size: tasks that will train.
-        sample: also read a few shards through, as training would.
+        sample: where all else is well, read a few shards through, as training would.
     """
     checks: list[Callable[[], str | None]] = [
         lambda: _model_problem(config),
@@ -71,15 +71,17 @@ def problems(config: RunConfig, world_size: int, *, sample: bool) -> Iterator[st
         lambda: _data_layout_problem(config, world_size),
         lambda: _disk_problem(config),
     ]
-    if sample:
-        checks.append(lambda: _sample_problem(config, world_size))
-    for check in checks:
-        try:
-            problem = check()
-        except (ValueError, OSError) as error:
-            problem = str(error)
-        if problem is not None:
-            yield problem
+    found = [problem for check in checks if (problem := _outcome(check)) is not None]
+    yield from found
+    if sample and not found and (problem := _outcome(lambda: _sample_problem(config, world_size))):
+        yield problem
+
+
+def _outcome(check: Callable[[], str | None]) -> str | None:
+    try:
+        return check()
+    except (ValueError, OSError) as error:
+        return str(error)
 
 
 def _model_problem(config: RunConfig) -> str | None:
@@ -99,8 +101,8 @@ def _data_layout_problem(config: RunConfig, world_size: int) -> str | None:
     """Shards that are not there, too few of them for the readers, fewer samples than a batch."""
     spec = train_spec(config, 0, world_size)
     if not is_table(spec):
-        urls = [url for url in expand_shards(spec.train_data) if not is_remote(url)]
-        missing = [url for url in urls if not Path(local_path(url)).exists()]
+        urls = expand_shards(spec.train_data)
+        missing = [url for url in urls if _is_missing(url)]
         if len(missing) > MISSING_SHARE * len(urls):
             return (
                 f"{len(missing):,} of {len(urls):,} shards are not there, first {missing[0]}; "
@@ -114,6 +116,10 @@ def _data_layout_problem(config: RunConfig, world_size: int) -> str | None:
             f"{config.batch_size} x {config.accum_freq} micro-steps x {world_size} tasks"
         )
     return None
+
+
+def _is_missing(url: str) -> bool:
+    return not (is_remote(url) or url.startswith(PIPE) or Path(local_path(url)).exists())
 
 
 def _unused(_: Any) -> torch.Tensor:
