@@ -10,7 +10,7 @@ import torch
 from accuracy import assert_close, output_and_gradients, random_qkv
 from torch import Tensor
 
-from clip_la.attention.op import linear_attention, which
+from clip_la.attention.op import linear_attention, packed_linear_attention, which
 from clip_la.attention.reference import eq4_attention, eq7_attention
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -134,6 +134,27 @@ def test_strides(layout: str, causal: bool) -> None:
         check(inputs, torch.float32, causal=causal, **options_of(variant))
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_packed_is_the_same_in_one_tensor(variant: str, causal: bool, padded: bool) -> None:
+    torch.manual_seed(5)
+    *qkv, gain = [*inputs_of(variant, 2, 2, 70, 32, torch.float32), None][:4]
+    packed = torch.stack([x.transpose(1, 2) for x in qkv], dim=2)
+    padding = torch.arange(70).expand(2, 70) > 60 if padded else None
+    options = {"causal": causal, "key_padding_mask": padding, "gain": gain, **options_of(variant)}
+    found = output_and_gradients(partial(packed_linear_attention, **options), [packed])
+    out, *gradients = output_and_gradients(partial(linear_attention, **options), qkv)
+    expected = [out, torch.stack([x.transpose(1, 2) for x in gradients], dim=2)]
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_packed_of_another_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected \(B, N, 3, H, D\)"):
+        packed_linear_attention(torch.zeros(2, 5, 2, 2, 4))
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["eq4", "eq7"])
 @pytest.mark.parametrize("shape", [(0, 2, 5, 4), (2, 0, 5, 4), (2, 2, 0, 4)])
@@ -225,24 +246,25 @@ SAMPLES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "packed", "expanded", "empty"])
+@pytest.mark.parametrize("layout", ["contiguous", "strided", "expanded", "empty", "packed"])
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_opcheck(sample: str, layout: str) -> None:
-    q, k, v = random_qkv(0 if layout == "empty" else 2, 2, 6, 4)
-    if layout == "packed":
-        q, k, v = torch.randn(2, 6, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
+    qkv = random_qkv(0 if layout == "empty" else 2, 2, 6, 4)
+    if layout == "strided":
+        qkv = list(torch.randn(2, 6, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0))
     elif layout == "expanded":
-        q, k, v = (x[:1].expand(2, -1, -1, -1) for x in (q, k, v))
+        qkv = [x[:1].expand(2, -1, -1, -1) for x in qkv]
+    elif layout == "packed":
+        qkv = [torch.randn(2, 6, 3, 2, 4)]
     kind, causal, scale, normalise = SAMPLES[sample].values()
     gain = torch.tensor([1.5, 2.0]) if kind == "eq7" else None
     options = (kind, causal, scale, normalise, "torch")
-    leaves = [None if x is None else x.detach().requires_grad_() for x in (q, k, v, gain)]
-    torch.library.opcheck(torch.ops.clip_la.linear_attention.default, (*leaves, None, *options))
-    saved = torch.ops.clip_la.linear_attention(q, k, v, gain, None, *options)
-    dout = torch.randn_like(saved[0])
-    torch.library.opcheck(
-        torch.ops.clip_la.linear_attention_backward.default, (dout, q, k, v, gain, *saved, *options)
-    )
+    leaves = [x.detach().requires_grad_() for x in qkv]
+    leaf_gain = None if gain is None else gain.clone().requires_grad_()
+    torch.library.opcheck(torch.ops.clip_la.linear_attention.default, (leaves, leaf_gain, None, *options))
+    saved = torch.ops.clip_la.linear_attention(qkv, gain, None, *options)
+    arguments = (torch.randn_like(saved[0]), qkv, gain, saved, *options)
+    torch.library.opcheck(torch.ops.clip_la.linear_attention_backward.default, arguments)
 
 
 @pytest.mark.parametrize(

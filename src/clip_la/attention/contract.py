@@ -64,12 +64,12 @@ class Forward(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients in the dtypes and layouts of q, k, v and gain; dgain is (0,) where there is no gain."""
+    """Gradients in the dtypes of q, k, v and gain."""
 
     dq: Tensor
     dk: Tensor
     dv: Tensor
-    dgain: Tensor
+    dgain: Tensor | None
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -93,9 +93,3 @@ def empty_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Forward:
         k_norm=like.new_empty(B, H, M, norms),
         denominator=like.new_empty(B, H, N, denominators),
     )
-
-
-def empty_gradients(q: Tensor, k: Tensor, v: Tensor, gain: Tensor | None) -> Gradients:
-    """What a backward returns, not filled."""
-    dgain = q.new_empty(0) if gain is None else torch.empty_like(gain)
-    return Gradients(torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dgain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clip_la.attention.masks import require_causal
-from clip_la.attention.op import linear_attention
+from clip_la.attention.op import linear_attention, packed_linear_attention
 from clip_la.attention.spec import AttentionSpec
 
 RMS_EPS = 1e-6
@@ -106,18 +107,18 @@ class LinearAttention(nn.MultiheadAttention):
             ValueError: any other mask, weights asked for, or unbatched inputs.
         """
         self._check_call(query, key, value, need_weights, attn_mask, is_causal)
-        q, k, v = self._project(query, key, value)
-        out = linear_attention(
-            q,
-            k,
-            v,
-            kind=self.spec.kind,
-            causal=self.causal,
-            scale=None if self.spec.scale == "none" else self.spec.scale,
-            gain=self._gain(),
-            key_padding_mask=key_padding_mask,
-            normalise_qk=self.spec.normalise_qk,
-        )
+        options: dict[str, Any] = {
+            "kind": self.spec.kind,
+            "causal": self.causal,
+            "scale": None if self.spec.scale == "none" else self.spec.scale,
+            "gain": self._gain(),
+            "key_padding_mask": key_padding_mask,
+            "normalise_qk": self.spec.normalise_qk,
+        }
+        if query is key and key is value:
+            out = packed_linear_attention(self._project_packed(query), **options)
+        else:
+            out = linear_attention(*self._project(query, key, value), **options)
         if self.spec.output_norm == "rms":
             out = F.rms_norm(out, out.shape[-1:], eps=RMS_EPS)
         return self.out_proj(out.transpose(1, 2).flatten(2)), None
@@ -130,20 +131,18 @@ class LinearAttention(nn.MultiheadAttention):
             return self.gain
         return None if self.spec.gain == "none" else float(self.spec.gain)
 
-    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The in-projection, split in heads: q (B, H, N, D), k and v (B, H, M, D)."""
-        heads = (self.num_heads, self.head_dim)
-        if query is key and key is value:
-            packed = F.linear(query, self.in_proj_weight, self.in_proj_bias)
-            q, k, v = torch.unflatten(packed, -1, (3, *heads)).unbind(2)
-        else:
-            weights = self.in_proj_weight.chunk(3)
-            biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-            q, k, v = (
-                torch.unflatten(F.linear(x, weight, bias), -1, heads)
-                for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
-            )
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    def _project_packed(self, x: Tensor) -> Tensor:
+        """q, k and v of the same tokens in one product: (B, N, 3, H, D)."""
+        packed = F.linear(x, self.in_proj_weight, self.in_proj_bias)
+        return torch.unflatten(packed, -1, (3, self.num_heads, self.head_dim))
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> Iterator[Tensor]:
+        """q (B, H, N, D), k and v (B, H, M, D)."""
+        weights = self.in_proj_weight.chunk(3)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        for x, weight, bias in zip((query, key, value), weights, biases, strict=True):
+            projected = F.linear(x, weight, bias)
+            yield torch.unflatten(projected, -1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
     def _check_call(
         self,

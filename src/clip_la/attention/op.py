@@ -1,20 +1,24 @@
 """linear_attention(): Eq. 4 and Eq. 7 of arXiv 2604.10064 in the layout of `scaled_dot_product_attention`.
 
 The work is done by two custom ops, `clip_la::linear_attention` and its backward, so that torch.compile,
-torch.export, autograd and activation checkpointing see one opaque call each way. What can be said in a few
-differentiable torch operations (autocast, key padding, a gain given as a number) is said before it.
+torch.export, autograd and activation checkpointing see one opaque call each way. What a few differentiable
+torch operations can say (autocast, key padding, a gain given as a number) is said before it.
+
+Both ops take q, k and v as a list: [q, k, v], or [packed], a packed projection (B, N, 3, H, D). The gradient
+of the latter is written as one packed tensor too, where autograd would gather three.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from clip_la.attention import torch_backend
-from clip_la.attention.contract import Forward, Gradients, Options, empty_forward, empty_gradients
+from clip_la.attention.contract import Forward, Gradients, Options, empty_forward
 
 KINDS = ("eq4", "eq7")
 BACKENDS = ("torch",)
@@ -56,20 +60,45 @@ def linear_attention(
     """
     q, k, v = _autocast(q, k, v)
     _check_inputs(q, k, v, causal)
-    _check_options(kind, scale, gain, normalise_qk, q)
-    backend = which(q.device, q.dtype, kind=kind, causal=causal, backend=backend)
     num_keys = None
     if key_padding_mask is not None:
         _check_padding(key_padding_mask, k)
         k, v = (x.masked_fill(key_padding_mask[:, None, :, None], 0.0) for x in (k, v))
         num_keys = _count_keys(key_padding_mask, q, causal) if kind == "eq4" else None
-    if isinstance(gain, (int, float)):
-        gain = torch.full((q.shape[1],), float(gain), dtype=torch.float32, device=q.device)
-    factor = None if scale == "length" else 0.5 if scale is None else float(scale)
-    out: Tensor = torch.ops.clip_la.linear_attention(
-        q, k, v, gain, num_keys, kind, causal, factor, normalise_qk, backend
-    )[0]
-    return out
+    return _attend([q, k, v], num_keys, kind, causal, scale, gain, normalise_qk, backend)
+
+
+def packed_linear_attention(
+    packed: Tensor,
+    *,
+    kind: str = "eq7",
+    causal: bool = False,
+    scale: str | float | None = None,
+    gain: float | Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    normalise_qk: bool = True,
+    backend: str = "auto",
+) -> Tensor:
+    """`linear_attention` of a packed projection (B, N, 3, H, D) to itself: (B, H, N, D); see there.
+
+    Its gradient is one packed tensor too, written once.
+    """
+    if packed.ndim != 5 or packed.shape[2] != 3:
+        raise ValueError(f"packed has shape {tuple(packed.shape)}; expected (B, N, 3, H, D)")
+    if key_padding_mask is not None:
+        return linear_attention(
+            *_unpack([packed]),
+            kind=kind,
+            causal=causal,
+            scale=scale,
+            gain=gain,
+            key_padding_mask=key_padding_mask,
+            normalise_qk=normalise_qk,
+            backend=backend,
+        )
+    (packed,) = _autocast(packed)
+    _check_inputs(*_unpack([packed]), causal)
+    return _attend([packed], None, kind, causal, scale, gain, normalise_qk, backend)
 
 
 def which(
@@ -92,86 +121,103 @@ def which(
     return backend
 
 
-@torch.library.custom_op("clip_la::linear_attention", mutates_args=())
-def _forward_op(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor | None,
+def _attend(
+    qkv: list[Tensor],
     num_keys: Tensor | None,
     kind: str,
     causal: bool,
-    scale: float | None,
-    normalise: bool,
+    scale: str | float | None,
+    gain: float | Tensor | None,
+    normalise_qk: bool,
     backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> Tensor:
+    q = _unpack(qkv)[0]
+    _check_options(kind, scale, gain, normalise_qk, q)
+    backend = which(q.device, q.dtype, kind=kind, causal=causal, backend=backend)
+    if isinstance(gain, (int, float)):
+        gain = torch.full((q.shape[1],), float(gain), dtype=torch.float32, device=q.device)
+    factor = None if scale == "length" else 0.5 if scale is None else float(scale)
+    outputs = torch.ops.clip_la.linear_attention(
+        qkv, gain, num_keys, kind, causal, factor, normalise_qk, backend
+    )
+    return Forward(*outputs).out
+
+
+def _unpack(qkv: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v (B, H, N, D) of [q, k, v] or of [packed]."""
+    q, k, v = qkv[0].permute(2, 0, 3, 1, 4).unbind(0) if len(qkv) == 1 else qkv
+    return q, k, v
+
+
+_OPTIONS = "str kind, bool causal, float? scale, bool normalise, str backend"
+
+
+@torch.library.custom_op(
+    "clip_la::linear_attention",
+    mutates_args=(),
+    schema=f"(Tensor[] qkv, Tensor? gain, Tensor? num_keys, {_OPTIONS})"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _forward_op(
+    qkv: Sequence[Tensor], gain: Tensor | None, num_keys: Tensor | None, *options: Any
+) -> Forward:
     """The fields of `Forward`. scale None: 1/M, so that no length becomes a constant."""
+    q, k, v = _unpack(qkv)
+    result = empty_forward(q, k, v, _options(*options))
     with _no_autocast(q):
-        return torch_backend.forward(q, k, v, gain, num_keys, Options(kind, causal, scale, normalise))
+        torch_backend.forward(q, k, v, gain, num_keys, _options(*options), result)
+    return result
 
 
 @_forward_op.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor | None,
-    num_keys: Tensor | None,
-    kind: str,
-    causal: bool,
-    scale: float | None,
-    normalise: bool,
-    backend: str,
-) -> Forward:
-    return empty_forward(q, k, v, Options(kind, causal, scale, normalise))
+def _(qkv: Sequence[Tensor], gain: Tensor | None, num_keys: Tensor | None, *options: Any) -> Forward:
+    return empty_forward(*_unpack(qkv), _options(*options))
 
 
-@torch.library.custom_op("clip_la::linear_attention_backward", mutates_args=())
+@torch.library.custom_op(
+    "clip_la::linear_attention_backward",
+    mutates_args=(),
+    schema=f"(Tensor dout, Tensor[] qkv, Tensor? gain, Tensor[] saved, {_OPTIONS}) -> Tensor[]",
+)
 def _backward_op(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor | None,
-    out: Tensor,
-    state: Tensor,
-    key_sum: Tensor,
-    q_norm: Tensor,
-    k_norm: Tensor,
-    denominator: Tensor,
-    kind: str,
-    causal: bool,
-    scale: float | None,
-    normalise: bool,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The fields of `Gradients`."""
-    saved = Forward(out, state, key_sum, q_norm, k_norm, denominator)
+    dout: Tensor, qkv: Sequence[Tensor], gain: Tensor | None, saved: Sequence[Tensor], *options: Any
+) -> list[Tensor]:
+    """The gradients of qkv, laid out as these, and that of the gain, if there is one."""
+    gradients = [torch.empty_like(x) for x in qkv]
+    dgain = None if gain is None else torch.empty_like(gain)
+    q, k, v = _unpack(qkv)
+    result = Gradients(*_unpack(gradients), dgain)
     with _no_autocast(q):
-        return torch_backend.backward(dout, q, k, v, gain, saved, Options(kind, causal, scale, normalise))
+        torch_backend.backward(dout, q, k, v, gain, Forward(*saved), _options(*options), result)
+    return gradients if dgain is None else [*gradients, dgain]
 
 
 @_backward_op.register_fake
-def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, gain: Tensor | None, *_: Any) -> Gradients:
-    return empty_gradients(q, k, v, gain)
+def _(dout: Tensor, qkv: Sequence[Tensor], gain: Tensor | None, *_: Any) -> list[Tensor]:
+    return [torch.empty_like(x) for x in (qkv if gain is None else [*qkv, gain])]
+
+
+def _options(kind: str, causal: bool, scale: float | None, normalise: bool, backend: str) -> Options:
+    return Options(kind, causal, scale, normalise)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, gain, _, *options = inputs
-    ctx.save_for_backward(q, k, v, gain, *output)
+    qkv, gain, _, *options = inputs
+    ctx.save_for_backward(*output, gain, *qkv)
     ctx.options = options
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, dout: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, dout: Tensor | None, *_: None) -> tuple[Any, ...]:
+    num_saved = len(Forward._fields)
+    tensors = ctx.saved_tensors  # once: activation checkpointing unpacks them but once
+    saved, (gain, *qkv) = tensors[:num_saved], tensors[num_saved:]
+    no_gradients = (None,) * (1 + len(ctx.options))
     if dout is None:
-        return (None,) * 10
-    q, k, v, gain, *outputs = ctx.saved_tensors
-    dq, dk, dv, dgain = torch.ops.clip_la.linear_attention_backward(
-        dout, q, k, v, gain, *outputs, *ctx.options
-    )
-    return dq, dk, dv, None if gain is None else dgain, *(None,) * 6
+        return [None] * len(qkv), None, *no_gradients
+    gradients = torch.ops.clip_la.linear_attention_backward(dout, qkv, gain, saved, *ctx.options)
+    return gradients[: len(qkv)], None if gain is None else gradients[-1], *no_gradients
 
 
 _forward_op.register_autograd(_backward, setup_context=_setup_context)

@@ -30,8 +30,6 @@ from clip_la.attention.contract import (
     Gradients,
     Options,
     accumulator,
-    empty_forward,
-    empty_gradients,
 )
 from clip_la.attention.torch_causal import backward_causal, forward_causal
 from clip_la.attention.torch_parts import (
@@ -54,16 +52,21 @@ _GAIN_FLOOR = 1e-20
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, gain: Tensor | None, num_keys: Tensor | None, options: Options
-) -> Forward:
-    """Attention of q to k and v.
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gain: Tensor | None,
+    num_keys: Tensor | None,
+    options: Options,
+    result: Forward,
+) -> None:
+    """Attention of q to k and v into `result`.
 
     Args:
         gain: (H,), or None for 1.
         num_keys: Eq. 4 with key padding: how many keys each query sees, (B, 1, N, 1); the padded rows of k
             and v are 0. None: all M, or, causal, all up to its own position.
     """
-    result = empty_forward(q, k, v, options)
     if num_keys is None:
         num_keys = _num_visible_keys(q, k.shape[2], options)
     gain = _per_head(gain, result.state)
@@ -71,24 +74,27 @@ def forward(
     for q_, k_, v_, num_keys_, *result_ in groups(q, k, v, num_keys, *result):
         q_, k_, v_ = operands(options, q_, k_, v_)
         run(q_, k_, v_, gain, num_keys_, options, Forward(*result_))
-    return result
 
 
 def backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, gain: Tensor | None, saved: Forward, options: Options
-) -> Gradients:
-    """Gradients of q, k, v and gain from that of the output and what `forward` returned."""
-    result = empty_gradients(q, k, v, gain)
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gain: Tensor | None,
+    saved: Forward,
+    options: Options,
+    result: Gradients,
+) -> None:
+    """Gradients into `result`, from that of the output and from what `forward` computed."""
     gain = _per_head(gain, saved.state)
-    dgain = saved.state.new_zeros(q.shape[1], 1, 1)
+    dgain = None if gain is None else torch.zeros_like(gain)
     run = backward_causal if options.causal else _backward_full
     for dout_, q_, k_, v_, *saved_, dq, dk, dv in groups(dout, q, k, v, *saved, *result[:3]):
         dout_, q_, k_, v_ = operands(options, dout_, q_, k_, v_)
-        result_ = Gradients(dq, dk, dv, dgain)
-        run(dout_, q_, k_, v_, gain, Forward(*saved_), options, result_)
-    if gain is not None:
+        run(dout_, q_, k_, v_, gain, Forward(*saved_), options, Gradients(dq, dk, dv, dgain))
+    if result.dgain is not None and dgain is not None:
         result.dgain.copy_(dgain.flatten())
-    return result
 
 
 def _forward_full(
@@ -151,7 +157,7 @@ def _backward_full(
         dz += token_sum(G)
         if delta is not None:
             dkappa += q_unit.to(delta.dtype).mT @ delta
-    if gain is not None:
+    if result.dgain is not None:
         result.dgain.add_(per_head_sum(S * dS), alpha=scale)
     dz *= scale
     scaled_dS = (dS * slope(scale, gain)).to(q.dtype)

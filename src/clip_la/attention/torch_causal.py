@@ -114,7 +114,7 @@ def backward_causal(
         write_through_norm(dq, dq_unit, q_rows, q_norm, options)
         write_through_norm(dk, dk_unit, k_rows, k_norm, options)
         dv.copy_(dv_rows)
-        if gain is not None:
+        if gain is not None and result.dgain is not None:
             result.dgain.add_(per_head_sum(dq_unit * q_unit / gain))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from clip_la.attention.contract import CHUNK, Options, accumulator
 from clip_la.attention.reference import EQ4_FLOOR, NORM_FLOOR
 
-_PIECE_BYTES = 768 * 1024
+_PIECE_BYTES = 6 * 1024 * 1024
 """One operand of a piece of work on the CPU: the few in use at a time fit the L2 caches of two cores."""
 
 _MIN_BFLOAT16_TOKENS = 64
@@ -144,7 +144,7 @@ def operands(options: Options, *tensors: Tensor) -> list[Tensor]:
     """
     keep = not options.causal and min(x.shape[-2] for x in tensors) >= _MIN_BFLOAT16_TOKENS
     low = (torch.float16,) if keep else (torch.float16, torch.bfloat16)
-    return [x.float() if x.dtype in low else x for x in tensors]
+    return [(x.float() if x.dtype in low else x).contiguous() for x in tensors]
 
 
 def sum_operands(gain: Tensor | None, *tensors: Tensor) -> list[Tensor]:
