@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -152,6 +153,18 @@ def test_a_failing_command_is_counted(tmp_path: Path) -> None:
     samples, losses = read_url(f"pipe:cat {path}; exit 3", OpenOptions(allow_pipe=True))
     assert numbers_of(samples) == list(range(40))
     assert losses.to_counts() == {"shard_unreadable": 1}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_every_process_of_a_job_cuts_no_command_short(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(DATA)
+    with open_stream(f"pipe:echo $$; sleep 0.3; cat {path}", OpenOptions(allow_pipe=True)) as stream:
+        os.killpg(int(stream.read(20)), number)
+        received = b"".join(iter(lambda: stream.read(1 << 16), b""))
+    assert received == DATA
 
 
 def test_closing_ends_a_command() -> None:

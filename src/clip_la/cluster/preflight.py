@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import logging
 import os
 import shutil
@@ -68,10 +69,11 @@ def problems(config: RunConfig, world_size: int, *, sample: bool) -> Iterator[st
     checks: list[Callable[[], str | None]] = [
         lambda: _model_problem(config),
         lambda: _missing_file_problem(config),
+        lambda: _sink_problem(config),
         lambda: _data_layout_problem(config, world_size),
         lambda: _disk_problem(config),
     ]
-    found = [problem for check in checks if (problem := _outcome(check)) is not None]
+    found = list(dict.fromkeys(problem for check in checks if (problem := _outcome(check)) is not None))
     yield from found
     if sample and not found and (problem := _outcome(lambda: _sample_problem(config, world_size))):
         yield problem
@@ -95,6 +97,12 @@ def _missing_file_problem(config: RunConfig) -> str | None:
         if path is not None and not Path(path).exists():
             return f"--{name.replace('_', '-')} is {path}, which is not there"
     return None
+
+
+def _sink_problem(config: RunConfig) -> str | None:
+    wanted = "wandb,tensorboard" if config.report_to == "all" else config.report_to
+    missing = [name for name in wanted.split(",") if name and importlib.util.find_spec(name) is None]
+    return f"--report-to {config.report_to} needs: pip install {' '.join(missing)}" if missing else None
 
 
 def _data_layout_problem(config: RunConfig, world_size: int) -> str | None:

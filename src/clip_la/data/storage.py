@@ -107,7 +107,8 @@ class CommandStream:
     def __init__(self, command: str) -> None:
         self._command = command
         self._process = subprocess.Popen(
-            command,
+            # As the workers: what a cluster sends to every process of a job must not cut a shard short.
+            f"trap '' TERM INT USR1 USR2\n{command}",
             shell=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -1,0 +1,76 @@
+"""Each kept checkpoint is evaluated once, until the run has ended."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clip_la.checkpoint import CheckpointError
+from clip_la.cluster.watch import RESULTS_FILE, has_finished, watch
+from clip_la.distributed import World
+
+ALONE = World(0, 0, 1, torch.device("cpu"))
+
+
+def keep(run: Path, epoch: int) -> None:
+    (run / "checkpoints").mkdir(exist_ok=True)
+    (run / "checkpoints" / f"epoch_{epoch:04d}_{epoch * 10:014d}.pt").touch()
+
+
+def end(run: Path, reason: str = "finished") -> None:
+    (run / "metrics.jsonl").write_text(json.dumps({"type": "run_end", "reason": reason}) + "\n")
+
+
+def evaluate(path: Path) -> dict[str, Any]:
+    if "epoch_0002" in path.name:
+        raise CheckpointError("damaged")
+    return {"name": "zeroshot/x", "metrics": {"top1": 0.5}}
+
+
+def results(run: Path) -> list[tuple[str, int]]:
+    lines = (run / RESULTS_FILE).read_text().splitlines()
+    return [(entry["type"], entry["samples"]) for entry in map(json.loads, lines)]
+
+
+def test_oldest_first_and_each_once(tmp_path: Path) -> None:
+    for epoch in (3, 1, 2):
+        keep(tmp_path, epoch)
+    (tmp_path / "checkpoints" / "rolling_00000000000015.pt").touch()
+    end(tmp_path)
+    assert watch(tmp_path, evaluate, ALONE) == 3
+    assert results(tmp_path) == [("eval", 10), ("eval_failed", 20), ("eval", 30)]
+    keep(tmp_path, 4)
+    assert watch(tmp_path, evaluate, ALONE) == 1
+    assert results(tmp_path)[3:] == [("eval", 40)]
+
+
+def test_waits_for_a_run_that_is_under_way(tmp_path: Path) -> None:
+    counts: list[int] = []
+    watcher = threading.Thread(
+        target=lambda: counts.append(watch(tmp_path, evaluate, ALONE, poll_seconds=0.01))
+    )
+    watcher.start()
+    time.sleep(0.05)
+    end(tmp_path, "SIGTERM")  # stopped, to be continued
+    time.sleep(0.05)
+    assert watcher.is_alive()
+    keep(tmp_path, 1)
+    end(tmp_path)
+    watcher.join(30)
+    assert counts == [1]
+
+
+def test_finished_only_where_the_last_line_says_so(tmp_path: Path) -> None:
+    assert not has_finished(tmp_path)
+    end(tmp_path, "SIGUSR1")
+    assert not has_finished(tmp_path)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"type": "run_e')
+    assert not has_finished(tmp_path)
+    end(tmp_path, "non_finite")
+    assert has_finished(tmp_path)
