@@ -49,8 +49,8 @@ def main(model_name: str = "ViT-B-16-LA") -> None:
             torch.save(content, Path(folder) / "plain.pt")
             plain = time.perf_counter() - began
             print(
-                f"{model_name}, {num_bytes / 2**30:.2f} GiB: copy {copy:.2f} s, training waits {stall:.2f} s, "
-                f"all of it {whole:.2f} s; plain torch.save {plain:.2f} s"
+                f"{model_name}, {num_bytes / 2**30:.2f} GiB: copy {copy:.2f} s, "
+                f"training waits {stall:.2f} s, all of it {whole:.2f} s; plain torch.save {plain:.2f} s"
             )
 
 

@@ -35,8 +35,8 @@ fi
 markers=$(printf ' and not %s' "${skip[@]}")
 
 echo "== ruff"
-ruff format --check src tests
-ruff check src tests
+ruff format --check src tests benchmarks
+ruff check src tests benchmarks
 echo "== mypy"
 mypy
 if command -v shellcheck >/dev/null; then
