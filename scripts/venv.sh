@@ -1,9 +1,9 @@
 # shellcheck shell=bash
 # Sourced by the other scripts: a virtual environment in .venv with this package, made once, renewed when
-# pyproject.toml changes. Call `use_venv EXTRAS`, such as `use_venv dev`. PYTHON chooses the interpreter.
+# pyproject.toml changes. Call `use_venv`, or `use_venv dev` for an extra. PYTHON chooses the interpreter.
 
 use_venv() {
-    local extras=$1 python=${PYTHON:-python3} stamp
+    local extra=${1:-} python=${PYTHON:-python3} stamp
     if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
         echo "$0: needs Python 3.10 or newer as '$python' (found: $("$python" --version 2>&1)); set PYTHON=/path/to/python" >&2
         return 1
@@ -16,10 +16,10 @@ use_venv() {
             return 1
         fi
     fi
-    stamp=.venv/installed-$extras-$(cksum <pyproject.toml | tr -d ' ')
+    stamp=.venv/installed-$extra-$(cksum <pyproject.toml | tr -d ' ')
     if [ ! -e "$stamp" ]; then
         echo "== installing the package and what it needs (a few minutes the first time: PyTorch is large)"
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$extras]"
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".${extra:+[$extra]}"
         touch "$stamp"
     fi
     # shellcheck disable=SC1091
