@@ -35,7 +35,7 @@ train_all() {
 # However this ends, the runs are told to save and stop.
 trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT
 
-use_venv
+use_venv ""
 export OMP_NUM_THREADS=1
 
 echo "== data: scenes of coloured shapes with captions -> $out/data"
