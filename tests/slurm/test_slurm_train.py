@@ -67,6 +67,9 @@ def crash_a_node(cluster: Cluster, job: str) -> None:
     cluster.control("crash", "node2")
     wait_until(lambda: "down" in cluster.call("sinfo", "-hNn", "node2", "-o", "%T"), "node2 is down")
     cluster.control("boot", "node2")
+    cluster.call(
+        "scontrol", "update", "NodeName=node2", "State=RESUME"
+    )  # not a minute later, by its own ping
 
 
 def test_one_job_through_every_interruption(cluster: Cluster, straight: Path) -> None:
