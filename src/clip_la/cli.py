@@ -315,7 +315,7 @@ def _add_watch(commands: Any) -> None:
         "Evaluate each checkpoint that a training run keeps, until the run has ended.",
     )
     parser.add_argument(
-        "run", type=Path, metavar="RUN", help="the run's folder; results go to its evals.jsonl"
+        "run_folder", type=Path, metavar="RUN", help="the run's folder; results go to its evals.jsonl"
     )
     parser.add_argument(
         "--poll-seconds", type=float, default=60, help="between looks for files (default: %(default)s)"
@@ -341,7 +341,9 @@ def _watch(args: argparse.Namespace) -> int:
         return {"name": f"zeroshot/{args.zeroshot.name}", "metrics": report["metrics"]}
 
     try:
-        print(f"{watch(args.run, evaluate, world, poll_seconds=args.poll_seconds)} checkpoint(s) evaluated")
+        print(
+            f"{watch(args.run_folder, evaluate, world, poll_seconds=args.poll_seconds)} checkpoint(s) evaluated"
+        )
     finally:
         leave_world()
     return 0
