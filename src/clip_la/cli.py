@@ -341,9 +341,9 @@ def _watch(args: argparse.Namespace) -> int:
         return {"name": f"zeroshot/{args.zeroshot.name}", "metrics": report["metrics"]}
 
     try:
-        print(
-            f"{watch(args.run_folder, evaluate, world, poll_seconds=args.poll_seconds)} checkpoint(s) evaluated"
-        )
+        num_evaluated = watch(args.run_folder, evaluate, world, poll_seconds=args.poll_seconds)
+        if world.is_main:
+            print(f"{num_evaluated} checkpoint(s) evaluated")
     finally:
         leave_world()
     return 0

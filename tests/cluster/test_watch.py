@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from clip_la.checkpoint import CheckpointError
+from clip_la.cli import main
 from clip_la.cluster.watch import RESULTS_FILE, has_finished, watch
 from clip_la.distributed import World
 
@@ -74,3 +76,10 @@ def test_finished_only_where_the_last_line_says_so(tmp_path: Path) -> None:
     assert not has_finished(tmp_path)
     end(tmp_path, "non_finite")
     assert has_finished(tmp_path)
+
+
+def test_command_of_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end(tmp_path)
+    flags = ["--zeroshot", str(tmp_path), "--classnames", "imagenet-1k", "--device", "cpu"]
+    assert main(["watch", str(tmp_path), *flags]) == 0
+    assert capsys.readouterr().out == "0 checkpoint(s) evaluated\n"
