@@ -26,8 +26,10 @@ set_up_job() {
     local site=${CLIP_LA_SITE:-$here/site.sh} gpus=${SLURM_GPUS_ON_NODE:-0}
     launch=() prefix=() clip_la=(python -m clip_la.cli)
     if [ -e "$site" ]; then
+        set +eu # module and conda read unset variables
         # shellcheck disable=SC1090
         . "$site"
+        set -eu
     elif [ -n "${CLIP_LA_SITE:-}" ]; then
         die 2 "CLIP_LA_SITE names $site, which is not there"
     fi
@@ -50,11 +52,12 @@ set_up_job() {
     restart=${SLURM_RESTART_COUNT:-0}
     # What the job was asked for must not override what each srun says: the layout comes from the allocation.
     unset SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_CPUS_PER_TASK \
-        SLURM_CPUS_PER_GPU SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU
+        SLURM_CPUS_PER_GPU SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK
     export SRUN_CPUS_PER_TASK=$cpus_per_task
     MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1)
-    # Jobs may share a node, and ranks of an earlier start may still hold its port: both are in the number.
-    MASTER_PORT=$((20000 + (SLURM_JOB_ID * 16 + restart % 16) % 20000))
+    # Jobs may share a node, and ranks of an earlier start may still hold its port: both are in the number, which
+    # stays below what systems hand out by themselves.
+    MASTER_PORT=$((20000 + (SLURM_JOB_ID * 16 + restart % 16) % 12000))
     export MASTER_ADDR MASTER_PORT
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PYTHONUNBUFFERED=1 NCCL_DEBUG=${NCCL_DEBUG:-WARN}
     log "job $job start $restart: $num_nodes nodes x $tasks_per_node tasks x $cpus_per_task CPUs," \
@@ -144,6 +147,7 @@ wait_for() {
 # Finished, stopped for good, or once more: see clip_la.cluster.restarts.
 conclude() {
     local state code
+    trap '' USR1 # it would only hit the question below
     state=$(job_field JobState)
     [ "$state" = RUNNING ] || die 75 "Slurm has this job as ${state:-gone}; what was saved is in $run_folder"
     code=$(on_first_node python -m clip_la.cluster.restarts "$run_folder" --job "$job" \
