@@ -153,3 +153,29 @@ def until(condition: Callable[[], bool], seconds: float = 120) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the run didn't get going"
         time.sleep(0.05)
+
+
+def test_a_run_of_one_process_goes_on_under_torchrun_with_two(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """As documented: `--no-python --` keeps torchrun from taking --logs for an option of its own."""
+    config = make_config(batch_size=16, epochs=2, name="grows")
+    assert wait(launch(["-m", "clip_la.cli", "train", "--config", config_file(config, tmp_path)], 1)) == [0]
+    command = ["torchrun", "--nproc-per-node", "2", "--standalone", "--no-python", "--", "clip-la", "train"]
+    flags = [
+        "--config",
+        config_file(config, tmp_path),
+        "--logs",
+        config.logs,
+        "--batch-size",
+        "8",
+        "--epochs",
+        "4",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command + flags, capture_output=True, text=True, timeout=240, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert state_of(config)["progress"]["samples"] == 256
+    assert len(state_of(config)["ranks"]) == 2
