@@ -110,6 +110,31 @@ def test_a_job_that_would_fail_does_so_at_once(cluster: Cluster, flags: list[str
     assert cluster.show(job, "Restarts") == "0"
 
 
+def test_a_container_holds_every_process(cluster: Cluster) -> None:
+    """A stand-in for Apptainer notes what it is told and runs the command that follows the image."""
+    stub = cluster.folder / "bin" / "apptainer"
+    stub.parent.mkdir()
+    stub.write_text(f'#!/bin/bash\necho "$@" >>{cluster.folder}/contained\nexec "${{@:8}}"\n')
+    stub.chmod(0o755)
+    site = cluster.folder / "container_site.sh"
+    site.write_text(
+        (cluster.folder / "site.sh").read_text()
+        + f"PATH={stub.parent}:$PATH\n"
+        + "CONTAINER=apptainer CONTAINER_IMAGE=clip.sif CONTAINER_MOUNTS=/tmp:/tmp\n"
+    )
+    inside = Cluster(cluster.folder, {**cluster.environment, "CLIP_LA_SITE": str(site)})
+    job = inside.submit(TRAIN, "tiny.yaml", "--name", "contained", "--epochs", "1", nodes=1)
+    assert cluster.wait(job) == ("COMPLETED", 0), cluster.output(job)
+    calls = (cluster.folder / "contained").read_text().splitlines()
+    here = f"exec --nv --bind {cluster.folder},/tmp:/tmp --pwd {cluster.folder} clip.sif python -m clip_la."
+    assert [call.startswith(here) for call in calls] == [True] * 3
+    assert [call.removeprefix(here).split()[0] for call in calls] == [
+        "cluster.preflight",
+        "cli",
+        "cluster.restarts",
+    ]
+
+
 def test_numbers_that_stop_being_finite_are_not_requeued(cluster: Cluster) -> None:
     flags = ["--lr", "1e30", "--max-bad-steps", "3"]
     job = cluster.submit(TRAIN, "tiny.yaml", "--name", "diverged", *flags, nodes=1)
