@@ -67,9 +67,6 @@ def crash_a_node(cluster: Cluster, job: str) -> None:
     cluster.control("crash", "node2")
     wait_until(lambda: "down" in cluster.call("sinfo", "-hNn", "node2", "-o", "%T"), "node2 is down")
     cluster.control("boot", "node2")
-    cluster.call(
-        "scontrol", "update", "NodeName=node2", "State=RESUME"
-    )  # not a minute later, by its own ping
 
 
 def test_one_job_through_every_interruption(cluster: Cluster, straight: Path) -> None:
@@ -84,10 +81,13 @@ def test_one_job_through_every_interruption(cluster: Cluster, straight: Path) ->
 
     run, output = cluster.folder / "logs" / "hunted", cluster.output(job)
     assert output.count("stopped by SIGUSR1 and saved") == 1, output
-    assert output.count("stopped by SIGTERM and saved") == 2, output
+    assert output.count("stopped by SIGTERM and saved") >= 2, output
     samples = [start["samples"] for start in starts(run)]
-    assert samples == sorted(samples)
-    assert len(set(samples)) == len(samples) == 5, output
+    # Whoever is warned saves; a node that dies can cost what came after the last regular save. Slurm may send a
+    # node that is back what it owed it, and so stop the job once more.
+    assert len(samples) >= 5, output
+    assert samples[0] < samples[1] < samples[2] < samples[3] <= samples[4], output
+    assert samples == sorted(samples), output
     ours, theirs = final_weights(run), final_weights(straight)
     assert ours.pop("progress") == theirs.pop("progress")
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
