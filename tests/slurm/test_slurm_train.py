@@ -83,8 +83,8 @@ def test_one_job_through_every_interruption(cluster: Cluster, straight: Path) ->
     assert output.count("stopped by SIGUSR1 and saved") == 1, output
     assert output.count("stopped by SIGTERM and saved") >= 2, output
     samples = [start["samples"] for start in starts(run)]
-    # Whoever is warned saves; a node that dies can cost what came after the last regular save. To a node that is
-    # back Slurm repeats the signal that it couldn't deliver, which may stop and requeue the job more than once.
+    # Whoever is warned saves; a node that dies can cost what came after the last regular save. To a node that
+    # is back Slurm repeats the signal that it couldn't deliver, which may stop the job more than once.
     assert len(samples) >= 5, output
     assert samples[0] < samples[1] < samples[2] < samples[3] <= samples[4], output
     assert samples == sorted(samples), output
