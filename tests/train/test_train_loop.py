@@ -95,6 +95,7 @@ def test_a_run_learns_and_says_what_it_was(kind: str, make_config: MakeConfig) -
     [
         ({}, 0),
         ({}, 6),
+        ({}, 7),  # the last step of an epoch that isn't kept
         ({"workers": 2, "batch_size": 8, "accum_freq": 2}, 5),
         ({"precision": "amp_bf16", "dataset_resampled": True, "train_num_samples": 64}, 9),
         ({"force_patch_dropout": 0.5, "accum_freq": 2, "batch_size": 8}, 13),
@@ -109,11 +110,21 @@ def test_stopped_and_continued_equals_uninterrupted(
     with monkeypatch.context() as patch:
         signal_at_step(patch, number, at)
         assert train(stopped) == EXIT_STOPPED
-    assert records(stopped, "run_end")[-1]["reason"] == signal.Signals(number).name
+    end = records(stopped, "run_end")[-1]
+    assert end["reason"] == signal.Signals(number).name
+    newest = checkpoint.list_checkpoints(folder_of(stopped) / "checkpoints")[0]
+    assert checkpoint.samples_of(newest) == end["samples"]
     assert train(stopped) == EXIT_FINISHED
     assert losses(stopped) == losses(straight)
     assert len(losses(straight)) == 16
     assert_equal_states(final_state(stopped), final_state(straight))
+
+
+def test_saves_by_samples_count_at_the_end_of_an_epoch_too(make_config: MakeConfig) -> None:
+    config = make_config(save_every_samples=128, keep_last=8)
+    train(config)
+    found = [path.name for path in checkpoint.list_checkpoints(folder_of(config) / "checkpoints")]
+    assert found == ["epoch_0004_00000000000256.pt", "rolling_00000000000128.pt"]
 
 
 def test_a_finished_run_does_nothing_when_run_again(make_config: MakeConfig) -> None:

@@ -102,11 +102,11 @@ def _fit(run: Run, stop: StopRequest) -> str:
                 _log_step(run, meter)
             if bad_in_a_row >= run.config.max_bad_steps:
                 return "non_finite"
-            if run.epoch > epoch or done:
-                _end_epoch(run, done)
-                last_save = (run.progress.samples, time.time())
-            elif result.stop or _save_is_due(run, *last_save):
+            saved = (run.epoch > epoch or done) and _end_epoch(run, done)
+            if not saved and (result.stop or _save_is_due(run, *last_save)):
                 save(run)
+                saved = True
+            if saved:
                 last_save = (run.progress.samples, time.time())
             if done:
                 return "finished"
@@ -131,7 +131,8 @@ def _save_is_due(run: Run, samples: int, saved_at: float) -> bool:
     return bool(run.world.broadcast(due)) if minutes is not None else due
 
 
-def _end_epoch(run: Run, done: bool) -> None:
+def _end_epoch(run: Run, done: bool) -> bool:
+    """Record the epoch, save and evaluate what is due; whether it has saved."""
     progress, config = run.progress, run.config
     mean_loss = progress.epoch_loss / max(1, progress.epoch_steps)
     lost = run.lost_by_cause()
@@ -146,6 +147,7 @@ def _end_epoch(run: Run, done: bool) -> None:
         save(run, epoch=run.epoch if keep else None)
     for evaluator in due:
         evaluate(run, evaluator)
+    return keep or bool(due)
 
 
 def evaluate(run: Run, evaluator: Evaluator) -> None:
