@@ -18,9 +18,10 @@ train() {
 
 # One run a core: a nano model is too small to gain from more.
 train_all() {
-    local running=0 kind
+    local running=0 kind num_cores
+    num_cores=$(env -u OMP_NUM_THREADS nproc) # nproc would answer OMP_NUM_THREADS
     for kind in "${kinds[@]}"; do
-        if [ "$running" -ge "$(nproc)" ]; then
+        if [ "$running" -ge "$num_cores" ]; then
             wait -n
             running=$((running - 1))
         fi
