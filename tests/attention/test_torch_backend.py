@@ -20,9 +20,9 @@ def test_pieces_add_up(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, kind
     """Many small pieces give what one piece gives: sequence by sequence, 128 tokens at a time."""
     qkv = random_qkv(3, 2, 300, 16, dtype)
     attention = partial(linear_attention, kind=kind, causal=causal)
-    monkeypatch.setattr(torch_parts, "_PIECE_BYTES", 2**40)
+    monkeypatch.setattr(torch_parts, "_PIECE_ELEMENTS", 2**40)
     whole = output_and_gradients(attention, qkv)
-    monkeypatch.setattr(torch_parts, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(torch_parts, "_PIECE_ELEMENTS", 1)
     tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 5e-2, "atol": 5e-2}
     for x, y in zip(output_and_gradients(attention, qkv), whole, strict=True):
         torch.testing.assert_close(x, y, **tolerance)

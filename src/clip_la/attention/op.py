@@ -21,7 +21,8 @@ from clip_la.attention import torch_backend
 from clip_la.attention.contract import Forward, Gradients, Options, empty_forward
 
 KINDS = ("eq4", "eq7")
-BACKENDS = ("torch",)
+_IMPLEMENTATIONS = {"torch": torch_backend}
+BACKENDS = tuple(_IMPLEMENTATIONS)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -158,20 +159,19 @@ _OPTIONS = "str kind, bool causal, float? scale, bool normalise, str backend"
     schema=f"(Tensor[] qkv, Tensor? gain, Tensor? num_keys, {_OPTIONS})"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def _forward_op(
-    qkv: Sequence[Tensor], gain: Tensor | None, num_keys: Tensor | None, *options: Any
-) -> Forward:
-    """The fields of `Forward`. scale None: 1/M, so that no length becomes a constant."""
+def _forward_op(qkv: Sequence[Tensor], gain: Tensor | None, num_keys: Tensor | None, *args: Any) -> Forward:
+    """The fields of `Forward`. *args: those of `Options` and the name of the backend."""
     q, k, v = _unpack(qkv)
-    result = empty_forward(q, k, v, _options(*options))
+    options, backend = Options(*args[:-1]), _IMPLEMENTATIONS[args[-1]]
+    result = empty_forward(q, k, v, options)
     with _no_autocast(q):
-        torch_backend.forward(q, k, v, gain, num_keys, _options(*options), result)
+        backend.forward(q, k, v, gain, num_keys, options, result)
     return result
 
 
 @_forward_op.register_fake
-def _(qkv: Sequence[Tensor], gain: Tensor | None, num_keys: Tensor | None, *options: Any) -> Forward:
-    return empty_forward(*_unpack(qkv), _options(*options))
+def _(qkv: Sequence[Tensor], gain: Tensor | None, num_keys: Tensor | None, *args: Any) -> Forward:
+    return empty_forward(*_unpack(qkv), Options(*args[:-1]))
 
 
 @torch.library.custom_op(
@@ -180,25 +180,22 @@ def _(qkv: Sequence[Tensor], gain: Tensor | None, num_keys: Tensor | None, *opti
     schema=f"(Tensor dout, Tensor[] qkv, Tensor? gain, Tensor[] saved, {_OPTIONS}) -> Tensor[]",
 )
 def _backward_op(
-    dout: Tensor, qkv: Sequence[Tensor], gain: Tensor | None, saved: Sequence[Tensor], *options: Any
+    dout: Tensor, qkv: Sequence[Tensor], gain: Tensor | None, saved: Sequence[Tensor], *args: Any
 ) -> list[Tensor]:
     """The gradients of qkv, laid out as these, and that of the gain, if there is one."""
     gradients = [torch.empty_like(x) for x in qkv]
     dgain = None if gain is None else torch.empty_like(gain)
     q, k, v = _unpack(qkv)
+    options, backend = Options(*args[:-1]), _IMPLEMENTATIONS[args[-1]]
     result = Gradients(*_unpack(gradients), dgain)
     with _no_autocast(q):
-        torch_backend.backward(dout, q, k, v, gain, Forward(*saved), _options(*options), result)
+        backend.backward(dout, q, k, v, gain, Forward(*saved), options, result)
     return gradients if dgain is None else [*gradients, dgain]
 
 
 @_backward_op.register_fake
 def _(dout: Tensor, qkv: Sequence[Tensor], gain: Tensor | None, *_: Any) -> list[Tensor]:
     return [torch.empty_like(x) for x in (qkv if gain is None else [*qkv, gain])]
-
-
-def _options(kind: str, causal: bool, scale: float | None, normalise: bool, backend: str) -> Options:
-    return Options(kind, causal, scale, normalise)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -25,19 +25,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clip_la.attention.contract import (
-    Forward,
-    Gradients,
-    Options,
-    accumulator,
-)
+from clip_la.attention.contract import Forward, Gradients, Options, accumulator
 from clip_la.attention.torch_causal import backward_causal, forward_causal
 from clip_la.attention.torch_parts import (
     blocks,
     floored,
     groups,
     operands,
-    per_head_sum,
     slope,
     sum_operands,
     through_denominator,
@@ -105,7 +99,7 @@ def _forward_full(
     S, kappa = result.state.zero_(), result.key_sum.zero_()
     z = S.new_zeros(*S.shape[:-2], 1, S.shape[-1])
     for k_rows, v_rows, k_norm in blocks(k, v, result.k_norm):
-        k_rows, v_rows = sum_operands(gain, k_rows, v_rows)
+        k_rows, v_rows = sum_operands(options, gain, k_rows, v_rows)
         k_unit = unit_rows(k_rows, k_norm, options)
         S += k_unit.mT @ v_rows
         z += token_sum(v_rows)
@@ -151,14 +145,14 @@ def _backward_full(
         if delta is not None:
             dq_unit = torch.addcmul(dq_unit, delta, kappa.mT).to(q.dtype)
         write_through_norm(dq, dq_unit, q_rows, q_norm, options)
-        G, q_rows = sum_operands(gain, G, q_rows)
+        G, q_rows = sum_operands(options, gain, G, q_rows)
         q_unit = unit_rows(q_rows, torch.empty_like(q_norm), options)
         dS += q_unit.mT @ G
         dz += token_sum(G)
         if delta is not None:
             dkappa += q_unit.to(delta.dtype).mT @ delta
     if result.dgain is not None:
-        result.dgain.add_(per_head_sum(S * dS), alpha=scale)
+        result.dgain.add_((S * dS).sum((0, 2, 3), keepdim=True), alpha=scale)
     dz *= scale
     scaled_dS = (dS * slope(scale, gain)).to(q.dtype)
     for k_rows, v_rows, k_norm, dk, dv in blocks(k, v, saved.k_norm, result.dk, result.dv):
@@ -182,8 +176,8 @@ def _num_visible_keys(q: Tensor, num_keys: int, options: Options) -> Tensor:
 
 
 def _per_head(gain: Tensor | None, like: Tensor) -> Tensor | None:
-    """The gain as (H, 1, 1), never 0."""
+    """The gain as (1, H, 1, 1), never 0."""
     if gain is None:
         return None
-    gain = gain.to(like.dtype)[:, None, None]
+    gain = gain.to(like.dtype)[None, :, None, None]
     return torch.where(gain.abs() < _GAIN_FLOOR, _GAIN_FLOOR, gain)

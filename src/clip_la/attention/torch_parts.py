@@ -1,11 +1,11 @@
 """Pieces of the torch backend: unit rows, Eq. 4's denominator, and cutting the work in pieces for the caches.
 
-Tensors are (H, N, D) or (B, H, N, D): nothing here, nor in what runs on a piece of work, looks left of H.
+Tensors are (B, H, N, D), one number a row (B, H, N, 1), S (B, H, D, E), one number a head (1, H, 1, 1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -13,8 +13,9 @@ from torch import Tensor
 from clip_la.attention.contract import CHUNK, Options, accumulator
 from clip_la.attention.reference import EQ4_FLOOR, NORM_FLOOR
 
-_PIECE_BYTES = 6 * 1024 * 1024
-"""One operand of a piece of work on the CPU: the few in use at a time fit the L2 caches of two cores."""
+_PIECE_ELEMENTS = 3 * 2**19
+"""Elements of one operand in a piece of work on the CPU: few enough that a result is still in a cache when it
+is read again, enough that the fixed costs of a torch call don't count."""
 
 _MIN_BFLOAT16_TOKENS = 64
 """Shorter sums of bfloat16 rows are taken in float32: too few terms for their roundings to average out."""
@@ -99,45 +100,31 @@ def token_sum(x: Tensor) -> Tensor:
     return x.sum(-2, keepdim=True, dtype=accumulator(x.dtype))
 
 
-def per_head_sum(x: Tensor) -> Tensor:
-    """x ([B,] H, N, D) summed to (H, 1, 1)."""
-    sums = x.sum((-2, -1), keepdim=True)
-    return sums if sums.ndim == 3 else sums.sum(0)
-
-
 def slope(scale: float, gain: Tensor | None) -> float | Tensor:
     """The factor of the cosines in the weights."""
     return scale if gain is None else scale * gain
 
 
 def groups(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The tensors (B, ...), cut along the batch; the size goes by the first, (B, H, N, D).
-
-    A group of one is handed out without its batch dimension, so that a view of a packed projection needs no
-    copy to be the operand of a batched product.
-    """
-    B, *rest = tensors[0].shape
-    size = B if tensors[0].device.type != "cpu" else _PIECE_BYTES // (4 * max(torch.Size(rest).numel(), 1))
-    cut = [x.unbind(0) if size <= 1 else torch.split(x, size) for x in tensors]
-    return zip(*cut, strict=True)
+    """The tensors, cut along the batch; the size goes by the first."""
+    return _cut(tensors, dim=0, least=1)
 
 
 def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The tensors (..., N, D), cut along the tokens; the size goes by the first."""
-    N = tensors[0].shape[-2]
-    size = N
+    """The tensors, cut along the tokens; the size goes by the first."""
+    return _cut(tensors, dim=2, least=CHUNK)
+
+
+def _cut(tensors: Sequence[Tensor], dim: int, least: int) -> Iterator[tuple[Tensor, ...]]:
+    length, num_elements = tensors[0].shape[dim], max(tensors[0].numel(), 1)
+    size = max(length, 1)
     if tensors[0].device.type == "cpu":
-        size = max(_PIECE_BYTES * N // (4 * max(tensors[0].numel(), 1)), CHUNK)
-    return zip(*(torch.split(x, max(size, 1), dim=-2) for x in tensors), strict=True)
-
-
-def chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The tensors (..., N, D), cut in causal tiles."""
-    return zip(*(torch.split(x, CHUNK, dim=-2) for x in tensors), strict=True)
+        size = max(_PIECE_ELEMENTS * length // num_elements, least)
+    return zip(*(torch.split(x, size, dim=dim) for x in tensors), strict=True)
 
 
 def operands(options: Options, *tensors: Tensor) -> list[Tensor]:
-    """The tensors (..., N, D) in the dtype that matrix products are to take.
+    """The tensors, contiguous, in the dtype that matrix products are to take.
 
     bfloat16 stays bfloat16 in sums over many tokens; in a causal tile or a short sum the roundings of single
     weights would be seen. float16 lacks the range.
@@ -147,10 +134,11 @@ def operands(options: Options, *tensors: Tensor) -> list[Tensor]:
     return [(x.float() if x.dtype in low else x).contiguous() for x in tensors]
 
 
-def sum_operands(gain: Tensor | None, *tensors: Tensor) -> list[Tensor]:
+def sum_operands(options: Options, gain: Tensor | None, *tensors: Tensor) -> list[Tensor]:
     """The tensors in the dtype that S and dS are to be summed from.
 
-    With a gain, the accumulator's: the gain's gradient is the product of S and dS and shows the roundings
-    of both, and a large gain makes S the larger part of the output.
+    The accumulator's with a gain, whose gradient is the product of S and dS and shows the roundings of both,
+    and in Eq. 4, where dq and dk are differences of two large parts.
     """
-    return list(tensors) if gain is None else [x.to(accumulator(x.dtype)) for x in tensors]
+    exact = gain is not None or options.has_denominator
+    return [x.to(accumulator(x.dtype)) if exact else x for x in tensors]
