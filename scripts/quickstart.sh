@@ -9,11 +9,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=quickstart
 kinds=(softmax la-eq4 la la-gain)
 
-train() {
+# In the background, its lines marked with its name; $! is the run itself, so that a signal reaches it.
+start_training() {
     clip-la train --config "configs/demo/$1.yaml" --train-data "$out/data/train/{00000..00007}.tar" \
         --val-data "$out/data/val/00000.tar" --zeroshot "$out/data/zeroshot" \
-        --classnames "$out/data/zeroshot/classnames.txt" --templates photo --logs "$out/runs" 2>&1 |
-        (trap '' INT TERM && sed -u "s/^/$1: /")
+        --classnames "$out/data/zeroshot/classnames.txt" --templates photo --logs "$out/runs" \
+        > >(trap '' INT TERM && sed -u "s/^/$1: /") 2>&1 &
 }
 
 # One run a core: a nano model is too small to gain from more.
@@ -25,7 +26,7 @@ train_all() {
             wait -n
             running=$((running - 1))
         fi
-        train "$kind" &
+        start_training "$kind"
         running=$((running + 1))
     done
     while [ "$running" -gt 0 ]; do
