@@ -8,25 +8,30 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 out=quickstart
 kinds=(softmax la-eq4 la la-gain)
+num_cores=$(nproc)
 
-# In the background, its lines marked with its name; $! is the run itself, so that a signal reaches it.
-start_training() {
-    clip-la train --config "configs/demo/$1.yaml" --train-data "$out/data/train/{00000..00007}.tar" \
-        --val-data "$out/data/val/00000.tar" --zeroshot "$out/data/zeroshot" \
-        --classnames "$out/data/zeroshot/classnames.txt" --templates photo --logs "$out/runs" \
-        > >(trap '' INT TERM && sed -u "s/^/$1: /") 2>&1 &
+tree=(--zeroshot "$out/data/zeroshot" --classnames "$out/data/zeroshot/classnames.txt" --templates photo)
+
+set_train_command() {
+    command=(clip-la train --config "configs/demo/$1.yaml" --train-data "$out/data/train/{00000..00007}.tar"
+        --val-data "$out/data/val/00000.tar" "${tree[@]}" --logs "$out/runs")
 }
 
-# One run a core: a nano model is too small to gain from more.
-train_all() {
-    local running=0 kind num_cores
-    num_cores=$(env -u OMP_NUM_THREADS nproc) # nproc would answer OMP_NUM_THREADS
+set_eval_command() {
+    command=(clip-la eval --checkpoint "$out/runs/$1" "${tree[@]}" --json "$out/runs/$1/zeroshot.json")
+}
+
+# Runs the command that $1 sets for each kind, one a core (a nano model is too small to gain from more), with its
+# lines marked. The background process is the command itself, so that a signal reaches it.
+for_each_kind() {
+    local running=0 kind
     for kind in "${kinds[@]}"; do
         if [ "$running" -ge "$num_cores" ]; then
             wait -n
             running=$((running - 1))
         fi
-        start_training "$kind"
+        "$1" "$kind"
+        "${command[@]}" > >(trap '' INT TERM && sed -u "s/^/$kind: /") 2>&1 &
         running=$((running + 1))
     done
     while [ "$running" -gt 0 ]; do
@@ -44,17 +49,12 @@ echo "== data: scenes of coloured shapes with captions -> $out/data"
 clip-la demo-data "$out/data"
 
 echo "== training ${kinds[*]} (configs/demo) -> $out/runs"
-train_all
+for_each_kind set_train_command
 
-for kind in "${kinds[@]}"; do
-    echo "== zero-shot on colour-shape combinations that training never showed: $kind"
-    clip-la eval --checkpoint "$out/runs/$kind" --zeroshot "$out/data/zeroshot" \
-        --classnames "$out/data/zeroshot/classnames.txt" --templates photo --json "$out/runs/$kind/zeroshot.json"
-done
+echo "== zero-shot on colour-shape combinations that training never showed"
+for_each_kind set_eval_command
 
 echo "== comparison"
-runs=()
-for kind in "${kinds[@]}"; do runs+=("$out/runs/$kind"); done
-clip-la report "${runs[@]}" --out "$out/report"
+clip-la report "${kinds[@]/#/$out/runs/}" --out "$out/report"
 echo
 echo "Done. Look at $out/report/report.html (curves.png, comparison.md and comparison.json lie beside it)."

@@ -39,6 +39,7 @@ EXIT_NON_FINITE = 3
 EXIT_STOPPED = 75  # EX_TEMPFAIL: the checkpoint is saved, the same command continues
 MAX_LOGIT_SCALE = math.log(100)
 MUCH_DATA_WAIT = 0.25
+MAX_METRICS_SHOWN = 4
 
 
 def train(config: RunConfig) -> int:
@@ -160,8 +161,8 @@ def evaluate(run: Run, evaluator: Evaluator) -> None:
         run.record("eval_failed", name=evaluator.name)
     else:
         run.record("eval", name=evaluator.name, metrics=metrics)
-        shown = {key: value for key, value in metrics.items() if isinstance(value, float)}
-        logger.info("%s: %s", evaluator.name, ", ".join(f"{k} {v:.4g}" for k, v in shown.items()))
+        shown = [f"{key} {value:.4g}" for key, value in metrics.items() if isinstance(value, float)]
+        logger.info("%s: %s", evaluator.name, ", ".join(shown[:MAX_METRICS_SHOWN]))
     finally:
         torch.set_rng_state(rng)
         run.model.train()
