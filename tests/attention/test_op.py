@@ -88,6 +88,15 @@ def test_gradcheck(variant: str, causal: bool) -> None:
     assert torch.autograd.gradcheck(attention, inputs)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rows_that_share_a_direction(variant: str, causal: bool) -> None:
+    """Then dq and dk of Eq. 4 are small differences of large parts, and z and S are far from random sums."""
+    torch.manual_seed(6)
+    q, k, v, *gain = inputs_of(variant, 2, 2, 300, 32, torch.bfloat16)
+    check([q + 0.5, k + 0.5, v + 1.0, *gain], torch.bfloat16, causal=causal, **options_of(variant))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_cross_attention(variant: str, dtype: torch.dtype) -> None:

@@ -51,6 +51,7 @@ class Forward(NamedTuple):
         key_sum: kappa = sum_n k^_n in the same way, (B, H, D, 1); causal or Eq. 7: (B, H, D, 0).
         q_norm, k_norm: |q_i| and |k_n|, (B, H, N, 1) and (B, H, M, 1); raw rows: (..., 0).
         denominator: Eq. 4's, before the floor, (B, H, N, 1); Eq. 7: (B, H, N, 0).
+        exact_out: Eq. 4's output before rounding to bfloat16 or float16, (B, H, N, E); else (B, H, N, 0).
 
     All but out are float32, or float64 for float64 inputs.
     """
@@ -61,6 +62,7 @@ class Forward(NamedTuple):
     q_norm: Tensor
     k_norm: Tensor
     denominator: Tensor
+    exact_out: Tensor
 
 
 class Gradients(NamedTuple):
@@ -84,6 +86,7 @@ def empty_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Forward:
     denominators = int(options.has_denominator)
     full = int(not options.causal)
     norms = int(options.normalise)
+    rounded = options.has_denominator and v.dtype != accumulator(v.dtype)
     like = q.new_empty(0, dtype=accumulator(q.dtype))
     return Forward(
         out=v.new_empty(B, N, H, E).transpose(1, 2),
@@ -92,4 +95,5 @@ def empty_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Forward:
         q_norm=like.new_empty(B, H, N, norms),
         k_norm=like.new_empty(B, H, M, norms),
         denominator=like.new_empty(B, H, N, denominators),
+        exact_out=like.new_empty(B, H, N, E if rounded else 0),
     )

@@ -157,7 +157,7 @@ _OPTIONS = "str kind, bool causal, float? scale, bool normalise, str backend"
     "clip_la::linear_attention",
     mutates_args=(),
     schema=f"(Tensor[] qkv, Tensor? gain, Tensor? num_keys, {_OPTIONS})"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _forward_op(qkv: Sequence[Tensor], gain: Tensor | None, num_keys: Tensor | None, *args: Any) -> Forward:
     """The fields of `Forward`. *args: those of `Options` and the name of the backend."""

@@ -29,7 +29,6 @@ from clip_la.attention.contract import Forward, Gradients, Options, accumulator
 from clip_la.attention.torch_causal import backward_causal, forward_causal
 from clip_la.attention.torch_parts import (
     blocks,
-    floored,
     groups,
     operands,
     slope,
@@ -37,6 +36,7 @@ from clip_la.attention.torch_parts import (
     through_denominator,
     token_sum,
     unit_rows,
+    write_quotient,
     write_sum,
     write_through_norm,
 )
@@ -81,6 +81,8 @@ def backward(
     result: Gradients,
 ) -> None:
     """Gradients into `result`, from that of the output and from what `forward` computed."""
+    if saved.exact_out.shape[-1] > 0:
+        saved = saved._replace(out=saved.exact_out)
     gain = _per_head(gain, saved.state)
     dgain = None if gain is None else torch.zeros_like(gain)
     run = backward_causal if options.causal else _backward_full
@@ -99,7 +101,7 @@ def _forward_full(
     S, kappa = result.state.zero_(), result.key_sum.zero_()
     z = S.new_zeros(*S.shape[:-2], 1, S.shape[-1])
     for k_rows, v_rows, k_norm in blocks(k, v, result.k_norm):
-        k_rows, v_rows = sum_operands(options, gain, k_rows, v_rows)
+        k_rows, v_rows = sum_operands(gain, k_rows, v_rows)
         k_unit = unit_rows(k_rows, k_norm, options)
         S += k_unit.mT @ v_rows
         z += token_sum(v_rows)
@@ -107,14 +109,14 @@ def _forward_full(
             kappa += token_sum(k_unit).mT
     z *= scale
     scaled_S = (S * slope(scale, gain)).to(q.dtype)
-    for q_rows, num_keys_rows, q_norm, denominator, out in blocks(
-        q, num_keys, result.q_norm, result.denominator, result.out
+    for q_rows, num_keys_rows, q_norm, denominator, out, exact_out in blocks(
+        q, num_keys, result.q_norm, result.denominator, result.out, result.exact_out
     ):
         q_unit = unit_rows(q_rows, q_norm, options)
         product = q_unit @ scaled_S
         if options.has_denominator:
-            denominator.copy_(num_keys_rows + q_unit.to(kappa.dtype) @ kappa)
-            out.copy_((product + z) / floored(denominator))
+            denominator.copy_(num_keys_rows + q_unit @ kappa)
+            write_quotient(out, exact_out, product + z, denominator)
         else:
             write_sum(out, product, z)
 
@@ -143,14 +145,14 @@ def _backward_full(
             G, delta = through_denominator(G, out, denominator)
         dq_unit = G @ scaled_S.mT
         if delta is not None:
-            dq_unit = torch.addcmul(dq_unit, delta, kappa.mT).to(q.dtype)
+            dq_unit += delta * kappa.mT
         write_through_norm(dq, dq_unit, q_rows, q_norm, options)
-        G, q_rows = sum_operands(options, gain, G, q_rows)
+        G, q_rows = sum_operands(gain, G, q_rows)
         q_unit = unit_rows(q_rows, torch.empty_like(q_norm), options)
         dS += q_unit.mT @ G
         dz += token_sum(G)
         if delta is not None:
-            dkappa += q_unit.to(delta.dtype).mT @ delta
+            dkappa += q_unit.mT @ delta
     if result.dgain is not None:
         result.dgain.add_((S * dS).sum((0, 2, 3), keepdim=True), alpha=scale)
     dz *= scale
@@ -159,7 +161,7 @@ def _backward_full(
         k_unit = unit_rows(k_rows, torch.empty_like(k_norm), options)
         dk_unit = v_rows @ scaled_dS.mT
         if options.has_denominator:
-            dk_unit = (dk_unit + dkappa.mT).to(q.dtype)
+            dk_unit += dkappa.mT
         write_through_norm(dk, dk_unit, k_rows, k_norm, options)
         write_sum(dv, k_unit @ scaled_dS, dz)
 

@@ -22,11 +22,11 @@ from torch import Tensor
 from clip_la.attention.contract import CHUNK, Forward, Gradients, Options
 from clip_la.attention.torch_parts import (
     blocks,
-    floored,
     slope,
     through_denominator,
     token_sum,
     unit_rows,
+    write_quotient,
     write_through_norm,
 )
 
@@ -64,9 +64,9 @@ def forward_causal(
     factors = _factors(q, gain, options)
     earlier: _Sums | None = None
     before: _Sums | None = None
-    for q_rows, k_rows, v_rows, num_keys_rows, q_norm, k_norm, denominator, out in blocks(
-        q, k, v, num_keys, result.q_norm, result.k_norm, result.denominator, result.out
-    ):
+    kept = (result.q_norm, result.k_norm, result.denominator, result.out, result.exact_out)
+    for piece in blocks(q, k, v, num_keys, *kept):
+        q_rows, k_rows, v_rows, num_keys_rows, q_norm, k_norm, denominator, out, exact_out = piece
         Q = _tiled(unit_rows(q_rows, q_norm, options))
         K, V = _tiled(unit_rows(k_rows, k_norm, options)), _tiled(v_rows)
         if q.shape[2] > CHUNK:
@@ -78,8 +78,9 @@ def forward_causal(
         numerator = _untiled(numerator, out)
         if options.has_denominator:
             denominator.copy_(num_keys_rows + _untiled(_cosine_sums(A, Q, earlier), denominator))
-            numerator = numerator / floored(denominator)
-        out.copy_(numerator)
+            write_quotient(out, exact_out, numerator, denominator)
+        else:
+            out.copy_(numerator)
 
 
 def backward_causal(

@@ -84,7 +84,15 @@ def through_denominator(dout: Tensor, out: Tensor, denominator: Tensor) -> tuple
     dnumerator = dout / floored(denominator)
     ddenominator = -(dnumerator * out).sum(-1, keepdim=True)
     ddenominator.masked_fill_(denominator.abs() < EQ4_FLOOR, 0.0)
-    return dnumerator.to(dout.dtype), ddenominator
+    return dnumerator, ddenominator
+
+
+def write_quotient(out: Tensor, exact_out: Tensor, numerator: Tensor, denominator: Tensor) -> None:
+    """Eq. 4's output, and, if it is to be kept, what it was before rounding."""
+    quotient = numerator / floored(denominator)
+    out.copy_(quotient)
+    if exact_out.shape[-1] > 0:
+        exact_out.copy_(quotient)
 
 
 def write_sum(out: Tensor, product: Tensor, row: Tensor) -> None:
@@ -126,19 +134,20 @@ def _cut(tensors: Sequence[Tensor], dim: int, least: int) -> Iterator[tuple[Tens
 def operands(options: Options, *tensors: Tensor) -> list[Tensor]:
     """The tensors, contiguous, in the dtype that matrix products are to take.
 
-    bfloat16 stays bfloat16 in sums over many tokens; in a causal tile or a short sum the roundings of single
-    weights would be seen. float16 lacks the range.
+    bfloat16 stays bfloat16 in Eq. 7's sums over many tokens. In a causal tile or a short sum the roundings of
+    single weights would be seen, and Eq. 4's dq and dk are differences of parts that may be far larger.
+    float16 lacks the range.
     """
-    keep = not options.causal and min(x.shape[-2] for x in tensors) >= _MIN_BFLOAT16_TOKENS
+    many = min(x.shape[2] for x in tensors) >= _MIN_BFLOAT16_TOKENS
+    keep = many and not options.causal and not options.has_denominator
     low = (torch.float16,) if keep else (torch.float16, torch.bfloat16)
     return [(x.float() if x.dtype in low else x).contiguous() for x in tensors]
 
 
-def sum_operands(options: Options, gain: Tensor | None, *tensors: Tensor) -> list[Tensor]:
+def sum_operands(gain: Tensor | None, *tensors: Tensor) -> list[Tensor]:
     """The tensors in the dtype that S and dS are to be summed from.
 
-    The accumulator's with a gain, whose gradient is the product of S and dS and shows the roundings of both,
-    and in Eq. 4, where dq and dk are differences of two large parts.
+    With a gain, the accumulator's: the gain's gradient is the product of S and dS and shows the roundings
+    of both, and a large gain makes S the larger part of the output.
     """
-    exact = gain is not None or options.has_denominator
-    return [x.to(accumulator(x.dtype)) if exact else x for x in tensors]
+    return list(tensors) if gain is None else [x.to(accumulator(x.dtype)) for x in tensors]
