@@ -134,6 +134,7 @@ def test_a_finished_run_does_nothing_when_run_again(make_config: MakeConfig) -> 
     assert train(config) == EXIT_FINISHED
     assert_equal_states(final_state(config), before)
     assert len(records(config, "train")) == 16
+    assert len(records(config, "run_start")) == len(records(config, "run_end")) == 1
 
 
 def test_accumulation_equals_the_big_batch_for_every_parameter(make_config: MakeConfig) -> None:

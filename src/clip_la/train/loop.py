@@ -67,6 +67,9 @@ def train(config: RunConfig) -> int:
 
 def fit(run: Run, stop: StopRequest) -> int:
     """Steps until the samples are seen, a stop is requested, or the numbers stop being finite."""
+    if run.is_finished:
+        logger.info("finished already: %s", run.folder)
+        return EXIT_FINISHED
     started = time.time()
     reason = _fit(run, stop)
     if run.store is not None:
@@ -83,8 +86,6 @@ def fit(run: Run, stop: StopRequest) -> int:
 
 
 def _fit(run: Run, stop: StopRequest) -> str:
-    if run.progress.samples >= run.clock.total_samples:
-        return "finished"
     run.model.train()
     meter = Meter()
     last_save = (run.progress.samples, time.time())
@@ -98,7 +99,7 @@ def _fit(run: Run, stop: StopRequest) -> str:
             bad_in_a_row = 0 if result.finite else bad_in_a_row + 1
             meter.add(result, run.global_batch)
             bar.update(run.global_batch)
-            done = run.progress.samples >= run.clock.total_samples
+            done = run.is_finished
             if run.progress.step % run.config.log_every_n_steps == 0 or done:
                 _log_step(run, meter)
             if bad_in_a_row >= run.config.max_bad_steps:

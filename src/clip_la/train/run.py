@@ -69,6 +69,11 @@ class Run:
         return self.config.batch_size * self.config.accum_freq * self.world.size
 
     @property
+    def is_finished(self) -> bool:
+        """Whether all samples have been seen."""
+        return self.progress.samples >= self.clock.total_samples
+
+    @property
     def epoch(self) -> int:
         """Virtual epochs completed."""
         return self.progress.samples // self.clock.epoch_samples
@@ -120,7 +125,8 @@ def build_run(config: RunConfig, world: World, folder: Path) -> Run:
         progress=progress,
         lost=resume.lost_samples(saved, world),
     )
-    _announce(run, resumed=saved is not None)
+    if not run.is_finished:
+        _announce(run, resumed=saved is not None)
     _warn_of_weak_gradient(config, world)
     resume.restore_rng(saved, world)
     return run
