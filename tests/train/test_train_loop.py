@@ -90,6 +90,14 @@ def test_a_run_learns_and_says_what_it_was(kind: str, make_config: MakeConfig) -
     assert records(config, "run_end")[-1]["reason"] == "finished"
 
 
+def test_the_sigmoid_loss_trains_and_starts_where_openclip_starts_it(make_config: MakeConfig) -> None:
+    config = make_config(siglip=True, epochs=8, lr=3e-3)
+    assert train(config) == EXIT_FINISHED
+    epochs = [record["loss"] for record in records(config, "epoch")]
+    assert epochs[-1] < epochs[0]
+    assert records(config, "train")[0]["logit_scale"] == pytest.approx(10, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("overrides", "at"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,9 @@ from clip_la.train.contrast import Contrast
 from clip_la.train.optim import Clock, build_optimizer
 
 logger = logging.getLogger(__name__)
+
+SIGLIP_START = {"init_logit_scale": math.log(10), "init_logit_bias": -10.0}
+"""Where the sigmoid loss starts (arXiv 2303.15343), as in OpenCLIP's trainer."""
 
 
 @dataclass
@@ -142,6 +146,8 @@ def _build_model(config: RunConfig, world: World, *, fresh: bool) -> ClipBundle:
         force_quick_gelu=config.force_quick_gelu,
         force_custom_text=config.force_custom_text,
     )
+    if config.siglip:
+        model_config |= SIGLIP_START
     preprocess = {
         "mean": config.image_mean,
         "std": config.image_std,
