@@ -5,18 +5,20 @@
 #   scripts/test.sh --fast     without the tests marked slow
 #   scripts/test.sh --slurm    fail, rather than skip, where the cluster tests can't run: they need root and Slurm,
 #                              which tests/slurm/slurm_local.sh install gets from Debian's packages
+#   scripts/test.sh --no-slurm without the cluster tests, which take longer than all others together
 #   scripts/test.sh -- ARGS    ARGS go to pytest, such as: -- tests/attention -k eq7
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/venv.sh
 
-skip=() need_slurm=
+skip=() need_slurm='' no_slurm=''
 while [ $# -gt 0 ]; do
     case $1 in
         --fast) skip+=(slow) ;;
         --slurm) need_slurm=1 ;;
+        --no-slurm) no_slurm=1 ;;
         --) shift; break ;;
-        -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
         *) echo "$0: unknown option $1 (see --help)" >&2; exit 2 ;;
     esac
     shift
@@ -27,7 +29,7 @@ command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 || skip+=(gpu)
 # Tests of the cluster share one, so they run by themselves, one after another.
 skip+=(slurm)
 has_slurm=
-if command -v slurmctld >/dev/null && [ "$(id -u)" = 0 ]; then has_slurm=1; fi
+if [ -z "$no_slurm" ] && command -v slurmctld >/dev/null && [ "$(id -u)" = 0 ]; then has_slurm=1; fi
 if [ -n "$need_slurm" ] && [ -z "$has_slurm" ]; then
     echo "$0: --slurm needs root and slurmctld; as root: tests/slurm/slurm_local.sh install" >&2
     exit 1
