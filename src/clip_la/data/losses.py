@@ -30,6 +30,7 @@ class Cause(str, Enum):
     # A sample.
     NO_IMAGE = "no_image"
     NO_TEXT = "no_text"
+    NO_LABEL = "no_label"
     BAD_ROW = "bad_row"
     IMAGE_UNREADABLE = "image_unreadable"
     IMAGE_EMPTY = "image_empty"

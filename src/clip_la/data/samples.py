@@ -26,7 +26,7 @@ MEMBER_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class RawSample:
-    """An image and its caption as the bytes in which they were stored."""
+    """An image and its caption (or label) as the bytes in which they were stored."""
 
     shard: str
     key: str
@@ -39,15 +39,21 @@ class RawSample:
         return len(self.key) + len(self.image) + len(self.text)
 
 
-def read_shard(url: str, limits: Limits, options: OpenOptions) -> Iterator[RawSample | Loss]:
-    """Every complete pair of a shard in order, and a Loss for whatever is not one; never raises OSError."""
-    return group_entries(_read_entries(url, limits, options), url)
+def read_shard(
+    url: str, limits: Limits, options: OpenOptions, text_suffix: str = TEXT_SUFFIX
+) -> Iterator[RawSample | Loss]:
+    """Every complete pair of a shard in order, and a Loss for whatever is not one; never raises OSError.
+
+    Args:
+        text_suffix: of the member that goes with the image: "txt" for captions, "cls" for labels.
+    """
+    return group_entries(_read_entries(url, limits, options, text_suffix), url, text_suffix)
 
 
-def _read_entries(url: str, limits: Limits, options: OpenOptions) -> Iterator[Entry]:
+def _read_entries(url: str, limits: Limits, options: OpenOptions, text_suffix: str) -> Iterator[Entry]:
     def member_limit(name: str) -> int | None:
         _, suffix = split_name(name)
-        if suffix == TEXT_SUFFIX:
+        if suffix == text_suffix:
             return limits.caption_bytes
         return limits.member_bytes if suffix in CHECKED_SUFFIXES else None
 
@@ -70,7 +76,9 @@ def split_name(name: str) -> tuple[str | None, str]:
     return (match[1], match[2].lower()) if match else (None, "")
 
 
-def group_entries(entries: Iterator[Entry], shard: str) -> Iterator[RawSample | Loss]:
+def group_entries(
+    entries: Iterator[Entry], shard: str, text_suffix: str = TEXT_SUFFIX
+) -> Iterator[RawSample | Loss]:
     """Group the entries of one shard into samples."""
     group: _Group | None = None
     for entry in entries:
@@ -88,7 +96,7 @@ def group_entries(entries: Iterator[Entry], shard: str) -> Iterator[RawSample | 
             yield from group.finish(shard)
             group = None
         if key is not None and not isinstance(entry, EndOfArchive):
-            group = group or _Group(key)
+            group = group or _Group(key, text_suffix)
             group.add(suffix, entry)
     if group is not None:
         yield from group.finish(shard)
@@ -105,6 +113,7 @@ class _Group:
     """Members of one key, so far."""
 
     key: str
+    text_suffix: str
     members: dict[str, bytes | None] = field(default_factory=dict)  # of the suffixes in use; None: bad
     others: list[str] = field(default_factory=list)
     bad: BadMember | None = None
@@ -112,14 +121,14 @@ class _Group:
     def add(self, suffix: str, entry: Member | BadMember) -> None:
         if isinstance(entry, BadMember):
             self.bad = self.bad or entry
-        if suffix == TEXT_SUFFIX or suffix in IMAGE_SUFFIXES:
+        if suffix == self.text_suffix or suffix in IMAGE_SUFFIXES:
             self.members[suffix] = entry.data if isinstance(entry, Member) else None
         elif len(self.others) < 4:
             self.others.append(suffix)
 
     def finish(self, shard: str) -> Iterator[RawSample | Loss]:
         images = [data for suffix in IMAGE_SUFFIXES if (data := self.members.get(suffix)) is not None]
-        text = self.members.get(TEXT_SUFFIX)
+        text = self.members.get(self.text_suffix)
         if images and text is not None:
             yield RawSample(shard, self.key, images[0], text)
             if len(images) > 1:
@@ -130,4 +139,9 @@ class _Group:
             yield Loss(self.bad.cause, shard, self.key, f"{self.bad.name}: {self.bad.detail}")
         else:
             found = ", ".join("." + suffix for suffix in (*self.members, *self.others))
-            yield Loss(Cause.NO_TEXT if images else Cause.NO_IMAGE, shard, self.key, f"has only {found}")
+            yield Loss(self._what_is_missing(bool(images)), shard, self.key, f"has only {found}")
+
+    def _what_is_missing(self, has_image: bool) -> Cause:
+        if not has_image:
+            return Cause.NO_IMAGE
+        return Cause.NO_TEXT if self.text_suffix == TEXT_SUFFIX else Cause.NO_LABEL
