@@ -320,6 +320,12 @@ def _add_watch(commands: Any) -> None:
     parser.add_argument(
         "--poll-seconds", type=float, default=60, help="between looks for files (default: %(default)s)"
     )
+    parser.add_argument(
+        "--patience-hours",
+        type=float,
+        default=24,
+        help="end after so long without a line from the trainer (default: %(default)s)",
+    )
     parser.add_argument("--precision", default=None, help="default: the one it was trained in")
     parser.add_argument("--device", default="auto", help="auto, cuda or cpu (default: %(default)s)")
     add_arguments(parser)
@@ -338,10 +344,18 @@ def _watch(args: argparse.Namespace) -> int:
         report = run_zero_shot(bundle, ZeroShotOptions.from_args(args), str(path))
         if world.is_main:
             print(format_zero_shot(report), flush=True)
-        return {"name": f"zeroshot/{args.zeroshot.name}", "metrics": report["metrics"]}
+        metrics: dict[str, Any] = report["metrics"]
+        return metrics
 
     try:
-        num_evaluated = watch(args.run_folder, evaluate, world, poll_seconds=args.poll_seconds)
+        num_evaluated = watch(
+            args.run_folder,
+            f"zeroshot/{args.zeroshot.name}",
+            evaluate,
+            world,
+            poll_seconds=args.poll_seconds,
+            patience_hours=args.patience_hours,
+        )
         if world.is_main:
             print(f"{num_evaluated} checkpoint(s) evaluated")
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from run_writer import NewRun
 
 from clip_la.report.runs import RunError, read_run, read_runs
+from clip_la.report.watched import EVALS_FILE
 
 
 def test_lines_become_points(new_run: NewRun) -> None:
@@ -56,6 +58,41 @@ def test_evaluation_repeated_at_the_resume_replaces_the_first(new_run: NewRun) -
     run = new_run("a").start().train(100, 3.0).zeroshot(100, 0.2)
     run.start(100, resumed=True).zeroshot(100, 0.3)
     assert [p.metrics["top1"] for p in read_run(run.folder).evals] == [0.3]
+
+
+def watched(samples: int, time: float, kind: str = "eval", **fields: object) -> str:
+    line = {"type": kind, "name": "zeroshot/x", "samples": samples, "time": time, "checkpoint": "x.pt"}
+    return json.dumps({**line, **fields}) + "\n"
+
+
+def test_evaluations_of_a_watcher_count_like_those_of_training(new_run: NewRun) -> None:
+    run = new_run("a").start().train(100, 3.0).train(200, 2.0).zeroshot(200, 0.4, name="zeroshot/x").end(200)
+    lines = [
+        watched(100, run.time + 9, metrics={"top1": 0.1}),
+        watched(150, run.time + 9, kind="eval_failed", error="damaged"),
+        watched(200, run.time + 9, metrics={"top1": 0.3}),
+        '{"type": "eval", "sam',
+    ]
+    (run.folder / EVALS_FILE).write_text("".join(lines))
+    read = read_run(run.folder)
+    assert [(p.samples, p.name, p.metrics["top1"]) for p in read.evals] == [
+        (100, "zeroshot/x", 0.1),
+        (200, "zeroshot/x", 0.4),
+    ]
+    assert [(p.samples, p.name) for p in read.failed_evals] == [(150, "zeroshot/x")]
+    assert (read.end is not None, read.last_time) == (True, run.time)
+
+
+def test_a_watcher_s_evaluation_of_undone_weights_is_left_out(new_run: NewRun) -> None:
+    run = new_run("a").start().train(100, 3.0).train(200, 2.0)
+    before = run.time
+    run.start(100, resumed=True).train(200, 1.9)
+    lines = [watched(samples, before, metrics={}) for samples in (100, 200)]
+    (run.folder / EVALS_FILE).write_text("".join([*lines, watched(200, run.time, metrics={"top1": 0.2})]))
+    assert [(p.samples, dict(p.metrics)) for p in read_run(run.folder).evals] == [
+        (100, {}),
+        (200, {"top1": 0.2}),
+    ]
 
 
 def test_start_that_is_no_resume_begins_again(new_run: NewRun) -> None:

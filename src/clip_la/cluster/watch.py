@@ -11,24 +11,34 @@ from typing import Any
 
 from clip_la import checkpoint
 from clip_la.distributed import World
+from clip_la.report.watched import EVALS_FILE, read_evals
 
 logger = logging.getLogger(__name__)
 
-RESULTS_FILE = "evals.jsonl"
 Evaluate = Callable[[Path], dict[str, Any]]
 
 
-def watch(run_folder: Path, evaluate: Evaluate, world: World, *, poll_seconds: float = 60) -> int:
-    """Evaluate each kept checkpoint once, oldest first, until the run has finished.
+def watch(
+    run_folder: Path,
+    name: str,
+    evaluate: Evaluate,
+    world: World,
+    *,
+    poll_seconds: float = 60,
+    patience_hours: float = 24,
+) -> int:
+    """Evaluate each kept checkpoint once, oldest first, until the run has ended.
 
     Results are appended to the run's `evals.jsonl`, one line an evaluation: what is there already is
     left out, so a watcher that was stopped goes on when started again.
 
     Args:
         run_folder: may still be empty.
-        evaluate: checkpoint -> {"name", "metrics", ...}; called on all ranks.
+        name: of the evaluation, such as "zeroshot/imagenet"; several may watch one run.
+        evaluate: checkpoint -> metrics; called on all ranks.
         world: rank 0 looks for files and writes.
         poll_seconds: between looks.
+        patience_hours: after so long without a line from the trainer nobody trains any more.
 
     Returns:
         How many were evaluated.
@@ -36,45 +46,54 @@ def watch(run_folder: Path, evaluate: Evaluate, world: World, *, poll_seconds: f
     num_done = 0
     while True:
         # Asked before the listing: a run that has ended adds no file after it.
-        found = (has_finished(run_folder), _next(run_folder)) if world.is_main else None
-        finished, path = world.broadcast(found)
+        found = (has_ended(run_folder, patience_hours), _next(run_folder, name)) if world.is_main else None
+        ended, path = world.broadcast(found)
         if path is not None:
-            _evaluate_one(run_folder, path, evaluate, world)
+            _evaluate_one(run_folder, name, path, evaluate, world)
             num_done += 1
-        elif finished:
+        elif ended:
             return num_done
         else:
             time.sleep(poll_seconds)
 
 
-def has_finished(run_folder: Path) -> bool:
-    """Whether the trainer's last word is that the run is complete."""
+def has_ended(run_folder: Path, patience_hours: float) -> bool:
+    """Whether the trainer's last word is that the run is complete, or lies too long ago."""
     file = run_folder / "metrics.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    try:
-        last = json.loads(lines[-1]) if lines else {}
-    except ValueError:  # being written
+    if not file.exists():
         return False
+    hours = (time.time() - file.stat().st_mtime) / 3600
+    if hours > patience_hours:
+        logger.warning("%s has been silent for %.1f hours; watch it again when it goes on", run_folder, hours)
+        return True
+    last = _last_line(file)
     return last.get("type") == "run_end" and last.get("reason") in ("finished", "non_finite")
 
 
-def _next(run_folder: Path) -> Path | None:
-    file = run_folder / RESULTS_FILE
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    done = {json.loads(line)["checkpoint"] for line in lines}
+def _last_line(file: Path) -> dict[str, Any]:
+    try:
+        last: dict[str, Any] = json.loads(file.read_bytes().splitlines()[-1])
+    except (IndexError, ValueError):  # empty, or being written
+        return {}
+    return last
+
+
+def _next(run_folder: Path, name: str) -> Path | None:
+    done = {line.get("checkpoint") for line in read_evals(run_folder) if line["name"] == name}
     for path in reversed(checkpoint.list_checkpoints(run_folder / "checkpoints")):
         if path.name.startswith("epoch_") and path.name not in done:
             return path
     return None
 
 
-def _evaluate_one(run_folder: Path, path: Path, evaluate: Evaluate, world: World) -> None:
-    line: dict[str, Any] = {"type": "eval", "samples": checkpoint.samples_of(path), "checkpoint": path.name}
+def _evaluate_one(run_folder: Path, name: str, path: Path, evaluate: Evaluate, world: World) -> None:
+    line: dict[str, Any] = {"type": "eval", "samples": checkpoint.samples_of(path), "name": name}
     try:
-        line.update(evaluate(path))
+        line["metrics"] = evaluate(path)
     except checkpoint.CheckpointError as error:  # removed meanwhile, or damaged: the next one may be fine
         logger.warning("%s", error)
         line.update(type="eval_failed", error=str(error))
     if world.is_main:
-        with (run_folder / RESULTS_FILE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**line, "time": time.time()}) + "\n")
+        # The line break comes first too: what a kill has left of a line before it stays a line of its own.
+        with (run_folder / EVALS_FILE).open("a", encoding="utf-8") as file:
+            file.write("\n" + json.dumps({**line, "checkpoint": path.name, "time": time.time()}) + "\n")

@@ -2,7 +2,8 @@
 
 A resumed run continues from a checkpoint, so what it had logged past that checkpoint was undone and
 is logged again; those lines are left out here. A kill can tear the line being written; such a line is
-left out too. Anything else that cannot be read is an error that names the line.
+left out too. Anything else that cannot be read is an error that names the line. Evaluations that a watcher
+made beside the run (evals.jsonl) count like those made in training.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import yaml
 
 from clip_la.attention.spec import AttentionSpec
+from clip_la.report.watched import Start, watched_evals
 
 METRICS_FILE = "metrics.jsonl"
 CONFIG_FILES = ("config.yaml", "config.json")
@@ -130,6 +132,8 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         log.add(number, line)
     if log.start is None:
         raise RunError(f"{log.path}: is empty; the run has logged nothing yet, or its disk was full")
+    for line in watched_evals(folder, log.starts):
+        log.points.setdefault((line["type"], line["name"], line["samples"]), line)
     points = sorted(log.points.values(), key=lambda line: int(line["samples"]))
     return Run(
         name=name or folder.resolve().name,
@@ -163,6 +167,7 @@ class _Log:
 
     path: Path
     start: dict[str, Any] | None = None
+    starts: list[Start] = field(default_factory=list)
     end: RunEnd | None = None
     points: dict[tuple[str, str, int], dict[str, Any]] = field(default_factory=dict)
     last_samples: int = 0
@@ -201,6 +206,7 @@ class _Log:
             self.num_restarts += 1
         self.num_undone_lines += len(self.points) - len(kept)
         self.points, self.start, self.end = kept, line, None
+        self.starts.append(Start(line["time"], int(line["samples"]) if line.get("resumed") else 0))
 
     def _check(self, number: int, line: dict[str, Any]) -> None:
         for key, types in _CHECKS[line["type"]].items():
