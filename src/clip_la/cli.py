@@ -21,7 +21,9 @@ _EXIT_CODES = """exit codes:
   1   failed; the last line says why (for `check`: something is wrong with the shards)
   2   the command line or the config can't be used
   3   training stopped: too many non-finite steps in a row; the last good checkpoint is kept
-  75  training was stopped by a signal and has saved; the same command continues"""
+  4   another rank of the job failed or is gone; the last line says which and why; the same command continues
+  75  training was stopped by SIGTERM, SIGUSR1 or SIGINT and has saved; the same command continues
+  128 + N  killed by signal N, as a shell reports it; a second stop signal ends training so, without a save"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,15 +43,21 @@ def _run(args: argparse.Namespace) -> int:
     from clip_la.data.loader import NoUsableSamples
     from clip_la.distributed import LaunchError
     from clip_la.openclip import WeightsError
+    from clip_la.peers import EXIT_PEER_FAILED, PeerError
 
     try:
         code: int = args.run(args)
     except ConfigError as error:
         return _fail(error, EXIT_USAGE)
+    except PeerError as error:
+        return _fail(error, EXIT_PEER_FAILED)
     except (CheckpointError, LaunchError, NoUsableSamples, WeightsError, ValueError, OSError) as error:
         return _fail(error, EXIT_FAILED)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
+    except Exception as error:
+        logging.getLogger("clip_la").exception("unexpected error")
+        return _fail(f"{type(error).__name__}: {error}", EXIT_FAILED)
     return code
 
 
@@ -291,17 +299,16 @@ def _add_eval(commands: Any) -> None:
 
 def _eval(args: argparse.Namespace) -> int:
     from clip_la.checkpoint import load_bundle
-    from clip_la.distributed import init_world, leave_world
+    from clip_la.distributed import init_world
     from clip_la.evaluate.command import ZeroShotOptions, format_zero_shot, run_zero_shot
+    from clip_la.peers import shared_fate
 
     world = init_world(args.device)
-    try:
+    with shared_fate(world):
         bundle = load_bundle(args.checkpoint, precision=args.precision, device=world.device)
         report = run_zero_shot(bundle, ZeroShotOptions.from_args(args), str(args.checkpoint))
         if world.is_main:
             print(format_zero_shot(report))
-    finally:
-        leave_world()
     return 0
 
 
@@ -334,8 +341,9 @@ def _add_watch(commands: Any) -> None:
 def _watch(args: argparse.Namespace) -> int:
     from clip_la.checkpoint import load_bundle
     from clip_la.cluster.watch import watch
-    from clip_la.distributed import init_world, leave_world
+    from clip_la.distributed import init_world
     from clip_la.evaluate.command import ZeroShotOptions, format_zero_shot, run_zero_shot
+    from clip_la.peers import shared_fate
 
     world = init_world(args.device)
 
@@ -347,7 +355,7 @@ def _watch(args: argparse.Namespace) -> int:
         metrics: dict[str, Any] = report["metrics"]
         return metrics
 
-    try:
+    with shared_fate(world):
         num_evaluated = watch(
             args.run_folder,
             f"zeroshot/{args.zeroshot.name}",
@@ -358,8 +366,6 @@ def _watch(args: argparse.Namespace) -> int:
         )
         if world.is_main:
             print(f"{num_evaluated} checkpoint(s) evaluated")
-    finally:
-        leave_world()
     return 0
 
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+
+SLURM_SIZES = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
 
 
 class LaunchError(RuntimeError):
@@ -19,12 +26,13 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True)
 class World:
-    """This process among all: its rank, the number of ranks, its device."""
+    """This process among all: its rank, the number of ranks, its device, and where several ranks met."""
 
     rank: int
     local_rank: int
     size: int
     device: torch.device
+    store: Store | None = None
 
     @property
     def is_main(self) -> bool:
@@ -74,25 +82,38 @@ def read_launch(env: Mapping[str, str]) -> Launch:
     """Rank and world size from torchrun's or srun's variables.
 
     Raises:
-        LaunchError: variables that contradict each other or leave the world size open.
+        LaunchError: variables that contradict each other, or leave the rank or the world size open.
     """
-    if "WORLD_SIZE" in env:
-        return Launch(int(env.get("RANK", 0)), int(env.get("LOCAL_RANK", 0)), int(env["WORLD_SIZE"]))
-    if "SLURM_PROCID" not in env:
-        return Launch()
-    size = env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS") or env.get("SLURM_NPROCS")
-    rank = int(env["SLURM_PROCID"])
-    if size is None and rank > 0:
+    rank = _number(env, "RANK", "SLURM_PROCID")
+    # Outside a task, as in the shell of salloc, Slurm's number of tasks is not this process's business.
+    size = _number(env, "WORLD_SIZE", *(SLURM_SIZES if "SLURM_PROCID" in env else ()))
+    if rank is None and size is not None and size > 1:
         raise LaunchError(
-            f"SLURM_PROCID is {rank} but neither SLURM_STEP_NUM_TASKS nor SLURM_NTASKS says how many tasks "
-            "there are; start the job with srun and give --ntasks"
+            f"WORLD_SIZE is {size}, but neither RANK nor SLURM_PROCID says which of them this process is; "
+            "start the job with torchrun or srun"
         )
-    launch = Launch(rank, int(env.get("SLURM_LOCALID", 0)), int(size or 1))
+    if size is None and rank:
+        raise LaunchError(
+            f"this is rank {rank}, but none of WORLD_SIZE, {', '.join(SLURM_SIZES)} says how many there are; "
+            "start the job with torchrun, or with srun and --ntasks"
+        )
+    launch = Launch(rank or 0, _number(env, "LOCAL_RANK", "SLURM_LOCALID") or 0, size or 1)
     if launch.rank >= launch.size:
         raise LaunchError(
-            f"SLURM_PROCID is {launch.rank}, but there are {launch.size} task(s); start the job with srun"
+            f"this is rank {launch.rank}, but there are {launch.size} task(s); "
+            "start the job with torchrun or srun"
         )
     return launch
+
+
+def _number(env: Mapping[str, str], *names: str) -> int | None:
+    """The first of the variables that is set; None where none is."""
+    name = next((name for name in names if env.get(name)), None)
+    if name is None:
+        return None
+    if not env[name].isdecimal():
+        raise LaunchError(f"{name} is {env[name]!r}; expected a whole number")
+    return int(env[name])
 
 
 def init_world(device: str, backend: str | None = None, timeout_minutes: float = 30.0) -> World:
@@ -102,6 +123,9 @@ def init_world(device: str, backend: str | None = None, timeout_minutes: float =
         device: "auto", "cuda" or "cpu".
         backend: "nccl" or "gloo"; None chooses by device.
         timeout_minutes: how long a collective waits before the job is ended.
+
+    Raises:
+        LaunchError: the environment or the device can't work, or the ranks don't find each other.
     """
     launch = read_launch(os.environ)
     use_cuda = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
@@ -116,18 +140,30 @@ def init_world(device: str, backend: str | None = None, timeout_minutes: float =
     chosen = torch.device("cuda", launch.local_rank) if use_cuda else torch.device("cpu")
     if use_cuda:
         torch.cuda.set_device(chosen)
-    if launch.size > 1 and not dist.is_initialized():
-        _set_rendezvous(os.environ)
+    store = None
+    if launch.size > 1:
+        store = _meet(launch, backend or ("nccl" if use_cuda else "gloo"), timedelta(minutes=timeout_minutes))
+    return World(launch.rank, launch.local_rank, launch.size, chosen, store)
+
+
+def _meet(launch: Launch, backend: str, timeout: timedelta) -> Store:
+    """Join the process group; what the ranks then share is the store."""
+    _set_rendezvous(os.environ)
+    try:
+        store, _, _ = next(rendezvous("env://", launch.rank, launch.size, timeout=timeout))
         dist.init_process_group(
-            backend or ("nccl" if use_cuda else "gloo"),
-            rank=launch.rank,
-            world_size=launch.size,
-            timeout=timedelta(minutes=timeout_minutes),
+            backend, store=store, rank=launch.rank, world_size=launch.size, timeout=timeout
         )
-    return World(launch.rank, launch.local_rank, launch.size, chosen)
+    except dist.DistError as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise LaunchError(
+            f"the {launch.size} ranks didn't meet at {where} within {timeout}: a rank ended before it came "
+            f"(see its own output), or the address can't be reached, or the port is taken ({error})"
+        ) from error
+    return store
 
 
-def _set_rendezvous(env: Any) -> None:
+def _set_rendezvous(env: MutableMapping[str, str]) -> None:
     """Fill in MASTER_ADDR and MASTER_PORT from Slurm where the launcher left them out."""
     if "MASTER_ADDR" not in env:
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
@@ -135,7 +171,7 @@ def _set_rendezvous(env: Any) -> None:
             raise LaunchError("more than one task, but no MASTER_ADDR; set it to the first node's host name")
         env["MASTER_ADDR"] = _first_host(nodes)
     # Two jobs may share a node, so the port comes from the job id.
-    env.setdefault("MASTER_PORT", str(20000 + int(env.get("SLURM_JOB_ID", "9500")) % 20000))
+    env.setdefault("MASTER_PORT", str(20000 + (_number(env, "SLURM_JOB_ID") or 9500) % 20000))
 
 
 def _first_host(nodes: str) -> str:

@@ -16,6 +16,7 @@ import torch
 
 from clip_la import checkpoint
 from clip_la.config import ConfigError, RunConfig
+from clip_la.distributed import init_world
 from clip_la.train import loop
 from clip_la.train.folder import run_folder
 from clip_la.train.loop import EXIT_FINISHED, EXIT_NON_FINITE, EXIT_STOPPED, train
@@ -151,7 +152,7 @@ def test_accumulation_equals_the_big_batch_for_every_parameter(make_config: Make
     for name, overrides in {"big": {}, "micro": {"batch_size": 8, "accum_freq": 2}}.items():
         config = make_config(**overrides, name=name, shuffle_block=64)
         with run_folder(config) as folder:
-            run = loop.build_run(config, loop.init_world("cpu"), folder)
+            run = loop.build_run(config, init_world("cpu"), folder)
             generator = torch.Generator().manual_seed(0)
             images = torch.randn(16, 3, 32, 32, generator=generator)
             texts = run.bundle.tokenizer([f"number {n} of many" for n in range(16)])

@@ -17,8 +17,11 @@ import pytest
 import torch
 
 from clip_la import checkpoint
+from clip_la.cli import EXIT_FAILED, EXIT_USAGE
 from clip_la.config import RunConfig
 from clip_la.config_sources import write_yaml
+from clip_la.peers import EXIT_PEER_FAILED
+from clip_la.train.folder import run_folder
 from clip_la.train.loop import EXIT_STOPPED
 
 pytestmark = pytest.mark.slow
@@ -139,13 +142,62 @@ def test_a_signal_to_one_rank_stops_all_and_saves(make_config: MakeConfig, tmp_p
     assert state_of(config)["progress"]["samples"] >= 48
 
 
-def test_a_rank_that_dies_ends_the_other(make_config: MakeConfig, tmp_path: Path) -> None:
-    config = make_config(batch_size=8, epochs=400, name="dead")
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_rank_that_is_killed_ends_the_other_with_the_reason(
+    dies: int, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config(batch_size=8, epochs=4000, name="dead")
     processes = launch(["-m", "clip_la.cli", "train", "--config", config_file(config, tmp_path)], 2)
     log = Path(config.logs) / "dead" / "metrics.jsonl"
     until(lambda: log.exists() and log.read_text().count('"train"') >= 3)
-    processes[1].kill()
-    assert wait(processes)[0] == 1
+    processes[dies].kill()
+    survivor = processes[1 - dies]
+    output = survivor.communicate(timeout=60)[0]
+    assert survivor.returncode == EXIT_PEER_FAILED, output
+    assert output.splitlines()[-1].startswith(f"clip-la: rank {dies} is gone without giving a reason"), output
+    assert "Traceback" not in output
+    assert processes[dies].wait(60) == -signal.SIGKILL
+
+
+FAIL_AT_STEP_3 = """
+import sys
+from clip_la.cli import main
+from clip_la.train import loop
+original = loop.step
+def step(run, *args):
+    if run.progress.step == 3 and run.world.rank == int(sys.argv[1]):
+        raise MemoryError("no room on this rank")
+    return original(run, *args)
+loop.step = step
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_rank_that_fails_ends_the_other_with_its_reason(
+    fails: int, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config(batch_size=8, epochs=4000, name="failed")
+    command = ["-c", FAIL_AT_STEP_3, str(fails), "train", "--config", config_file(config, tmp_path)]
+    processes = launch(command, 2)
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert processes[fails].returncode == EXIT_FAILED, outputs
+    assert outputs[fails].splitlines()[-1] == "clip-la: MemoryError: no room on this rank"
+    assert processes[1 - fails].returncode == EXIT_PEER_FAILED, outputs
+    expected = f"clip-la: rank {fails} failed: MemoryError: no room on this rank"
+    assert outputs[1 - fails].splitlines()[-1] == expected
+    assert "Traceback" not in outputs[1 - fails]
+
+
+def test_a_folder_in_use_ends_every_rank(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config(batch_size=8, name="used")
+    with run_folder(config):
+        processes = launch(["-m", "clip_la.cli", "train", "--config", config_file(config, tmp_path)], 2)
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [EXIT_USAGE, EXIT_PEER_FAILED], outputs
+    assert all(f"is in use by process {os.getpid()}" in output.splitlines()[-1] for output in outputs), (
+        outputs
+    )
 
 
 def until(condition: Callable[[], bool], seconds: float = 400) -> None:

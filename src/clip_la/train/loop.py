@@ -22,8 +22,9 @@ from clip_la import checkpoint
 from clip_la.checkpoint import CheckpointError
 from clip_la.config import RunConfig
 from clip_la.data.loader import Batch
-from clip_la.distributed import init_world, leave_world
+from clip_la.distributed import init_world
 from clip_la.evaluate import Evaluator
+from clip_la.peers import shared_fate
 from clip_la.train import resume
 from clip_la.train.contrast import Micro
 from clip_la.train.folder import log_to_file, run_folder
@@ -51,18 +52,16 @@ def train(config: RunConfig) -> int:
     Raises:
         ConfigError: the config can't be used.
         CheckpointError: the last checkpoint couldn't be written.
+        PeerError: another rank failed, or is gone.
     """
     world = init_world(config.device, config.dist_backend, config.dist_timeout_minutes)
-    try:
-        with StopRequest() as stop:
-            if not world.is_main:
-                logging.getLogger("clip_la").setLevel(logging.WARNING)  # rank 0 tells what all do
-                return fit(build_run(config, world, Path(config.logs) / str(config.name)), stop)
-            with run_folder(config) as folder:
-                log_to_file(folder)
-                return fit(build_run(config, world, folder), stop)
-    finally:
-        leave_world()
+    with StopRequest() as stop, shared_fate(world):
+        if not world.is_main:
+            logging.getLogger("clip_la").setLevel(logging.WARNING)  # rank 0 tells what all do
+            return fit(build_run(config, world, Path(config.logs) / str(config.name)), stop)
+        with run_folder(config) as folder:
+            log_to_file(folder)
+            return fit(build_run(config, world, folder), stop)
 
 
 def fit(run: Run, stop: StopRequest) -> int:
