@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import clip_la
+from clip_la.attention import masks
 from clip_la.attention.module import LinearAttention
 from clip_la.openclip import WeightsError, spec_of_weights
 
@@ -126,8 +127,31 @@ def test_every_precision_agrees_with_float32(name: str, precision: str) -> None:
     assert torch.nn.functional.cosine_similarity(out.float(), expected).min() > 0.99
 
 
+@pytest.mark.parametrize("force_custom_text", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "pure_bf16", "pure_fp16", "amp_bf16"])
+def test_the_causal_mask_is_read_once(
+    precision: str, force_custom_text: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[torch.dtype] = []
+    read = masks._is_causal
+
+    def counting(mask: torch.Tensor) -> bool:
+        reads.append(mask.dtype)
+        return read(mask)
+
+    monkeypatch.setattr(masks, "_is_causal", counting)
+    model = nano(precision=precision, force_custom_text=force_custom_text)
+    _, texts = images_and_texts()
+    for checkpointing in (False, True):
+        model.set_grad_checkpointing(checkpointing)
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision.startswith("amp")):
+                model.encode_text(texts).float().sum().backward()
+    assert len(reads) == 1
+
+
 @pytest.mark.parametrize("name", ["ViT-nano-8-LA", "ViT-nano-8-LA-eq4", "ViT-nano-8-LA-gain"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "pure_bf16", "amp_bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "pure_bf16", "pure_fp16", "amp_bf16"])
 def test_gradient_checkpointing_changes_nothing(name: str, precision: str) -> None:
     images, texts = images_and_texts()
 

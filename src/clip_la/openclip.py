@@ -48,6 +48,8 @@ class _WithAttention:
             _refuse_foreign_towers(spec, kwargs)
         super().__init__(*args, **kwargs)
         install_attention(self, spec)
+        if spec.kind != "softmax":
+            _cast_causal_mask(self, kwargs.get("cast_dtype"))
 
 
 class AttentionCLIP(_WithAttention, CLIP):  # type: ignore[misc]
@@ -142,6 +144,16 @@ def _native_transformers(
             raise ValueError(
                 f"attention {spec} needs a native ViT; the {name} tower is {type(tower).__name__}"
             )
+
+
+def _cast_causal_mask(model: CLIP | CustomTextCLIP, dtype: torch.dtype | None) -> None:
+    """Keep the text tower's mask in the precision of the activations (None: float32).
+
+    OpenCLIP's blocks cast it at each call else, and the attention would have to read every copy anew.
+    """
+    text = model.text if hasattr(model, "text") else model
+    if text.attn_mask is not None and dtype is not None:
+        text.attn_mask = text.attn_mask.to(dtype)
 
 
 class _BoundedCache(dict[str, str]):
