@@ -97,3 +97,14 @@ def empty_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Forward:
         denominator=like.new_empty(B, H, N, denominators),
         exact_out=like.new_empty(B, H, N, E if rounded else 0),
     )
+
+
+def num_visible_keys(q: Tensor, num_keys: int, options: Options) -> Tensor:
+    """How many keys each query sees without padding: (B, 1, N, 1)."""
+    B, _, N, _ = q.shape
+    dtype = accumulator(q.dtype)
+    if options.causal:
+        visible = torch.arange(1, N + 1, dtype=dtype, device=q.device)
+    else:
+        visible = torch.full((N,), num_keys, dtype=dtype, device=q.device)
+    return visible[:, None].expand(B, 1, N, 1)

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from clip_la.attention import torch_backend
 from clip_la.attention.contract import Forward, Gradients, Options, empty_forward
+from clip_la.attention.dispatch import BACKENDS, implementation, which
 
 KINDS = ("eq4", "eq7")
-_IMPLEMENTATIONS = {"torch": torch_backend}
-BACKENDS = tuple(_IMPLEMENTATIONS)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -102,26 +101,6 @@ def packed_linear_attention(
     return _attend([packed], None, kind, causal, scale, gain, normalise_qk, backend)
 
 
-def which(
-    device: torch.device | str,
-    dtype: torch.dtype,
-    *,
-    kind: str = "eq7",
-    causal: bool = False,
-    backend: str = "auto",
-) -> str:
-    """The backend that serves such a call: what "auto" comes to, or `backend` itself if it can.
-
-    Raises:
-        ValueError: no such backend, or it can't serve the call.
-    """
-    if backend == "auto":
-        return "torch"
-    if backend not in BACKENDS:
-        raise ValueError(f"backend is {backend!r}; expected auto or one of {', '.join(BACKENDS)}")
-    return backend
-
-
 def _attend(
     qkv: list[Tensor],
     num_keys: Tensor | None,
@@ -134,7 +113,6 @@ def _attend(
 ) -> Tensor:
     q = _unpack(qkv)[0]
     _check_options(kind, scale, gain, normalise_qk, q)
-    backend = which(q.device, q.dtype, kind=kind, causal=causal, backend=backend)
     if isinstance(gain, (int, float)):
         gain = torch.full((q.shape[1],), float(gain), dtype=torch.float32, device=q.device)
     factor = None if scale == "length" else 0.5 if scale is None else float(scale)
@@ -150,6 +128,12 @@ def _unpack(qkv: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
+def _implementation(q: Tensor, v: Tensor, backend: str) -> ModuleType:
+    """Chosen inside the ops, so that a traced graph doesn't depend on the machine that traced it."""
+    head_size = max(q.shape[-1], v.shape[-1])
+    return implementation(which(q.device, q.dtype, head_size=head_size, backend=backend))
+
+
 _OPTIONS = "str kind, bool causal, float? scale, bool normalise, str backend"
 
 
@@ -162,7 +146,7 @@ _OPTIONS = "str kind, bool causal, float? scale, bool normalise, str backend"
 def _forward_op(qkv: Sequence[Tensor], gain: Tensor | None, num_keys: Tensor | None, *args: Any) -> Forward:
     """The fields of `Forward`. *args: those of `Options` and the name of the backend."""
     q, k, v = _unpack(qkv)
-    options, backend = Options(*args[:-1]), _IMPLEMENTATIONS[args[-1]]
+    options, backend = Options(*args[:-1]), _implementation(q, v, args[-1])
     result = empty_forward(q, k, v, options)
     with _no_autocast(q):
         backend.forward(q, k, v, gain, num_keys, options, result)
@@ -186,7 +170,7 @@ def _backward_op(
     gradients = [torch.empty_like(x) for x in qkv]
     dgain = None if gain is None else torch.empty_like(gain)
     q, k, v = _unpack(qkv)
-    options, backend = Options(*args[:-1]), _IMPLEMENTATIONS[args[-1]]
+    options, backend = Options(*args[:-1]), _implementation(q, v, args[-1])
     result = Gradients(*_unpack(gradients), dgain)
     with _no_autocast(q):
         backend.backward(dout, q, k, v, gain, Forward(*saved), options, result)

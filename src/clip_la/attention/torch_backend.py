@@ -25,7 +25,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clip_la.attention.contract import Forward, Gradients, Options, accumulator
+from clip_la.attention.contract import Forward, Gradients, Options, num_visible_keys
 from clip_la.attention.torch_causal import backward_causal, forward_causal
 from clip_la.attention.torch_parts import (
     blocks,
@@ -45,6 +45,11 @@ _GAIN_FLOOR = 1e-20
 """A gain of 0 is taken as this: it adds nothing to the output, and may be divided by."""
 
 
+def why_not(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
+    """Why this backend can't serve such a call; None if it can, and it always can."""
+    return None
+
+
 def forward(
     q: Tensor,
     k: Tensor,
@@ -62,7 +67,7 @@ def forward(
             and v are 0. None: all M, or, causal, all up to its own position.
     """
     if num_keys is None:
-        num_keys = _num_visible_keys(q, k.shape[2], options)
+        num_keys = num_visible_keys(q, k.shape[2], options)
     gain = _per_head(gain, result.state)
     run = forward_causal if options.causal else _forward_full
     for q_, k_, v_, num_keys_, *result_ in groups(q, k, v, num_keys, *result):
@@ -164,17 +169,6 @@ def _backward_full(
             dk_unit += dkappa.mT
         write_through_norm(dk, dk_unit, k_rows, k_norm, options)
         write_sum(dv, k_unit @ scaled_dS, dz)
-
-
-def _num_visible_keys(q: Tensor, num_keys: int, options: Options) -> Tensor:
-    """How many keys each query sees without padding: (B, 1, N, 1)."""
-    B, _, N, _ = q.shape
-    dtype = accumulator(q.dtype)
-    if options.causal:
-        visible = torch.arange(1, N + 1, dtype=dtype, device=q.device)
-    else:
-        visible = torch.full((N,), num_keys, dtype=dtype, device=q.device)
-    return visible[:, None].expand(B, 1, N, 1)
 
 
 def _per_head(gain: Tensor | None, like: Tensor) -> Tensor | None:

@@ -1,0 +1,124 @@
+// Reading blocks of q, k, v and dout in the form that the sums take them, and writing results and gradients.
+//
+// Both equations are out_i = w_i (gain q^_i.S + z) with sums S, z over the keys that i sees; w_i is Eq. 7's
+// scale or 1 over Eq. 4's denominator. G_i = w_i dout_i is the gradient of the sum in brackets, delta_i that of
+// the denominator. With t_i = S G_i, dq^_i = gain t_i + delta_i kappa, and dgain = sum q^_i.t_i.
+
+#pragma once
+
+#include <cmath>
+
+#include "problem.h"
+
+namespace clip_la {
+
+template <class T>
+void load_block(const Tensor& x, const Task& task, int64_t first, int count, int64_t width, float* block) {
+    const int stride = padded(width, kLanes);
+    for (int row = 0; row < count; ++row)
+        load_row(x.row<const T>(task.b, task.h, first + row), width, block + row * stride, stride);
+    memset(block + count * stride, 0, sizeof(float) * stride * (padded(count, kTileRows) - count));
+}
+
+// Unit rows of q or k, whose norms are written to `norms` where they aren't known yet.
+template <class T>
+void load_unit_block(const Problem& p, const Tensor& x, const Tensor& norms, bool norms_known, const Task& task,
+                     int64_t first, int count, float* block) {
+    load_block<T>(x, task, first, count, p.D, block);
+    if (!p.normalise) return;
+    const int D = p.padded_D();
+    for (int row = 0; row < count; ++row) {
+        float* x_row = block + row * D;
+        float* norm = norms.row<float>(task.b, task.h, first + row);
+        if (!norms_known) *norm = std::sqrt(dot(x_row, x_row, D));
+        scale_row(x_row, 1 / (*norm < p.norm_floor ? p.norm_floor : *norm), D);
+    }
+}
+
+inline float floored(float denominator, float floor) {
+    if (std::fabs(denominator) >= floor || denominator != denominator) return denominator;
+    return denominator < 0 ? -floor : floor;
+}
+
+// G and delta, from dout and, in Eq. 4, what forward kept.
+template <class T>
+void load_gradient_block(const Problem& p, const Task& task, int64_t first, int count, float* G, float* delta) {
+    load_block<T>(p.dout, task, first, count, p.E, G);
+    const int E = p.padded_E();
+    for (int row = 0; row < count; ++row) {
+        float* G_row = G + row * E;
+        delta[row] = 0;
+        if (!p.has_denominator) {
+            scale_row(G_row, p.scale, E);
+            continue;
+        }
+        const float denominator = *p.denominator.row<float>(task.b, task.h, first + row);
+        scale_row(G_row, 1 / floored(denominator, p.denominator_floor), E);
+        if (std::fabs(denominator) < p.denominator_floor) continue;
+        float out[kMaxWidth];
+        load_row(p.exact_out.row<const float>(task.b, task.h, first + row), p.E, out, E);
+        delta[row] = -dot(G_row, out, E);
+    }
+}
+
+// out_i = w_i (numerator_i + z), with w from the cosine sums sum_n q^_i.k^_n in Eq. 4.
+template <class T>
+void write_out_block(const Problem& p, const Task& task, int64_t first, int count, float* numerator,
+                     const float* z, const float* cosine_sums) {
+    const int E = p.padded_E();
+    for (int row = 0; row < count; ++row) {
+        float* out = numerator + row * E;
+        add_row(out, 1, z, E);
+        const int64_t n = first + row;
+        if (p.has_denominator) {
+            const float denominator = *p.num_keys.row<float>(task.b, task.h, n) + cosine_sums[row];
+            *p.denominator.row<float>(task.b, task.h, n) = denominator;
+            const float floor = floored(denominator, p.denominator_floor);
+            for (int column = 0; column < E; column += kLanes) store(out + column, load(out + column) / floor);
+            if (p.exact_out.data) store_row(out, p.E, p.exact_out.row<float>(task.b, task.h, n));
+        } else {
+            scale_row(out, p.scale, E);
+        }
+        store_row(out, p.E, p.out.row<T>(task.b, task.h, n));
+    }
+}
+
+// dx = (dx^ - x^ (x^.dx^)) / |x|, from the unit rows; below the floor dx^ / floor.
+template <class T>
+void write_through_norm(const Problem& p, const Tensor& dx, const Tensor& norms, const Task& task, int64_t first,
+                        int count, const float* unit, float* dunit) {
+    const int D = p.padded_D();
+    for (int row = 0; row < count; ++row) {
+        float* d = dunit + row * D;
+        if (p.normalise) {
+            const float norm = *norms.row<const float>(task.b, task.h, first + row);
+            if (norm < p.norm_floor) {
+                scale_row(d, 1 / p.norm_floor, D);
+            } else {
+                add_row(d, -dot(unit + row * D, d, D), unit + row * D, D);
+                scale_row(d, 1 / norm, D);
+            }
+        }
+        store_row(d, p.D, dx.row<T>(task.b, task.h, first + row));
+    }
+}
+
+template <class T>
+void write_block(const Tensor& x, const Task& task, int64_t first, int count, int64_t width, const float* block) {
+    const int stride = padded(width, kLanes);
+    for (int row = 0; row < count; ++row)
+        store_row(block + row * stride, width, x.row<T>(task.b, task.h, first + row));
+}
+
+// S += a^T b, z += sum of b, and, with a denominator, kappa += sum of weight_i a_i (no weight: 1).
+inline void add_to_sums(const Problem& p, const Sums& sums, const float* a, const float* b, const float* weight,
+                        int count) {
+    const int D = p.padded_D(), E = p.padded_E();
+    multiply<true>(D, E, count, transposed(a, D), b, E, sums.S, E);
+    add_rows(sums.z, b, count, E);
+    if (!p.has_denominator) return;
+    if (!weight) return add_rows(sums.kappa, a, count, D);
+    for (int row = 0; row < count; ++row) add_row(sums.kappa, weight[row], a + row * D, D);
+}
+
+}  // namespace clip_la

@@ -1,0 +1,121 @@
+// The two functions that native_backend.py calls: forward and backward of Eq. 4 and Eq. 7 on the CPU.
+//
+// Sequences are cut in segments, so that a few long ones keep all cores busy. Each pass over the tokens is
+// parallel over (sequence, head, segment); between passes the segments' sums are put together in their order,
+// whatever the number of threads, so that results are the same bits every time.
+
+#include "causal.h"
+
+namespace clip_la {
+namespace {
+
+// Segment 0 gets the sum of all segments.
+void total(const Problem& p, float* buffer, const Task& head) {
+    const Sums first = sums_at(p, buffer, head);
+    for (int64_t s = 1; s < p.num_segments; ++s)
+        add_row(first.S, 1, sums_at(p, buffer, {head.b, head.h, s}).S, p.sums_size());
+}
+
+// Each segment gets the sum of those before it, or after it.
+void exclusive_sums(const Problem& p, float* buffer, const Task& head, bool reverse, float* running) {
+    const int64_t size = p.sums_size();
+    memset(running, 0, sizeof(float) * size);
+    for (int64_t i = 0; i < p.num_segments; ++i) {
+        float* segment = sums_at(p, buffer, {head.b, head.h, reverse ? p.num_segments - 1 - i : i}).S;
+        for (int64_t j = 0; j < size; j += kLanes) {
+            const Vector own = load(segment + j), before = load(running + j);
+            store(segment + j, before);
+            store(running + j, before + own);
+        }
+    }
+}
+
+void clear(const Problem& p, float* buffer) {
+    for_each_task(p, p.num_segments,
+                  [&](const Task& task) { memset(sums_at(p, buffer, task).S, 0, sizeof(float) * p.sums_size()); });
+}
+
+template <class T>
+void forward_full(const Problem& p, const Scratch& scratch) {
+    for_each_task(p, p.num_segments,
+                  [&](const Task& task) { sum_keys<T>(p, task, scratch, sums_at(p, p.sums, task), false); });
+    for_each_task(p, 1, [&](const Task& head) {
+        total(p, p.sums, head);
+        save_state(p, head, sums_at(p, p.sums, head));
+    });
+    for_each_task(p, p.num_segments, [&](const Task& task) {
+        read_sums<T>(p, task, scratch, sums_at(p, p.sums, {task.b, task.h, 0}));
+    });
+}
+
+template <class T>
+void backward_full(const Problem& p, const Scratch& scratch) {
+    for_each_task(p, p.num_segments, [&](const Task& task) {
+        backward_queries<T>(p, task, scratch, sums_at(p, p.later_sums, task));
+    });
+    for_each_task(p, 1, [&](const Task& head) { total(p, p.later_sums, head); });
+    for_each_task(p, p.num_segments, [&](const Task& task) {
+        backward_keys<T>(p, task, scratch, sums_at(p, p.later_sums, {task.b, task.h, 0}));
+    });
+}
+
+template <class T>
+void forward_causal(const Problem& p, const Scratch& scratch) {
+    if (p.num_segments > 1) {
+        for_each_task(p, p.num_segments,
+                      [&](const Task& task) { sum_keys<T>(p, task, scratch, sums_at(p, p.sums, task), false); });
+        for_each_task(p, 1, [&](const Task& head) { exclusive_sums(p, p.sums, head, false, scratch.sums()); });
+    }
+    for_each_task(p, p.num_segments,
+                  [&](const Task& task) { forward_segment<T>(p, task, scratch, sums_at(p, p.sums, task)); });
+}
+
+template <class T>
+void backward_causal(const Problem& p, const Scratch& scratch) {
+    if (p.num_segments > 1) {
+        for_each_task(p, p.num_segments, [&](const Task& task) {
+            sum_keys<T>(p, task, scratch, sums_at(p, p.sums, task), true);
+            sum_queries<T>(p, task, scratch, sums_at(p, p.later_sums, task));
+        });
+        for_each_task(p, 1, [&](const Task& head) {
+            exclusive_sums(p, p.sums, head, false, scratch.sums());
+            exclusive_sums(p, p.later_sums, head, true, scratch.sums());
+        });
+    }
+    for_each_task(p, p.num_segments, [&](const Task& task) {
+        backward_queries_segment<T>(p, task, scratch, sums_at(p, p.sums, task));
+        backward_keys_segment<T>(p, task, scratch, sums_at(p, p.later_sums, task));
+    });
+}
+
+template <class T>
+void forward(const Problem& p) {
+#pragma omp parallel num_threads(p.num_threads)
+    {
+        const Scratch scratch(p);
+        clear(p, p.sums);
+        p.causal ? forward_causal<T>(p, scratch) : forward_full<T>(p, scratch);
+    }
+}
+
+template <class T>
+void backward(const Problem& p) {
+#pragma omp parallel num_threads(p.num_threads)
+    {
+        const Scratch scratch(p);
+        if (p.causal) clear(p, p.sums);
+        clear(p, p.later_sums);
+        p.causal ? backward_causal<T>(p, scratch) : backward_full<T>(p, scratch);
+    }
+}
+
+}  // namespace
+}  // namespace clip_la
+
+extern "C" {
+
+void clip_la_forward_float32(const clip_la::Problem* p) { clip_la::forward<float>(*p); }
+void clip_la_forward_bfloat16(const clip_la::Problem* p) { clip_la::forward<clip_la::BFloat16>(*p); }
+void clip_la_backward_float32(const clip_la::Problem* p) { clip_la::backward<float>(*p); }
+void clip_la_backward_bfloat16(const clip_la::Problem* p) { clip_la::backward<clip_la::BFloat16>(*p); }
+}
