@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 import zipfile
 from collections.abc import Mapping
@@ -19,27 +18,16 @@ import torch
 from torch import Tensor
 
 from clip_la.bundle import ClipBundle, build, load_weights
+from clip_la.checkpoint_files import list_checkpoints as list_checkpoints
+from clip_la.checkpoint_files import samples_of as samples_of
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-_FILE_NAME = re.compile(r"(?:rolling|epoch_\d+)_(\d+)\.pt")
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint that can't be read or written; the message names the file."""
-
-
-def samples_of(path: Path) -> int | None:
-    """The samples that a checkpoint file's name says it has seen; None for any other file."""
-    match = _FILE_NAME.fullmatch(path.name)
-    return int(match.group(1)) if match else None
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """A run's checkpoint files, newest first. Other files in the folder don't count, nor do other folders."""
-    found = [(samples, path) for path in folder.glob("*.pt") if (samples := samples_of(path)) is not None]
-    return [path for _, path in sorted(found, reverse=True)]
 
 
 def read(path: str | Path) -> dict[str, Any]:

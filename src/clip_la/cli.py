@@ -11,10 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from clip_la.exit_codes import EXIT_FAILED, EXIT_PEER_FAILED, EXIT_USAGE
 from clip_la.version import __version__
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
 
 _EXIT_CODES = """exit codes:
   0   done
@@ -43,7 +41,7 @@ def _run(args: argparse.Namespace) -> int:
     from clip_la.data.loader import NoUsableSamples
     from clip_la.distributed import LaunchError
     from clip_la.openclip import WeightsError
-    from clip_la.peers import EXIT_PEER_FAILED, PeerError
+    from clip_la.peers import PeerError
 
     try:
         code: int = args.run(args)

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from clip_la.distributed import World, leave_world
+from clip_la.exit_codes import EXIT_PEER_FAILED
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 logger = logging.getLogger(__name__)
 
-EXIT_PEER_FAILED = 4
 BEAT_SECONDS = 1.0
 BEATS_TO_WAIT = 4
 LINGER_SECONDS = 10.0

@@ -18,7 +18,7 @@ import torch
 
 from clip_la.bundle import resolve_model_config
 from clip_la.cluster.plan import checkpoint_bytes, count_parameters, num_kept_checkpoints
-from clip_la.cluster.restarts import EXIT_USAGE, give_up_reason, record_start, saved_samples
+from clip_la.cluster.restarts import give_up_reason, record_start, saved_samples
 from clip_la.config import ConfigError, RunConfig
 from clip_la.config_sources import add_flags, flags_given, load_run_config, refuse_unknown_flags
 from clip_la.data.check import check_data
@@ -27,6 +27,7 @@ from clip_la.data.loader import TrainLoader
 from clip_la.data.source import is_table
 from clip_la.data.storage import PIPE, is_remote, local_path
 from clip_la.data.urls import expand_shards, sample_shards
+from clip_la.exit_codes import EXIT_USAGE
 from clip_la.train.run import train_spec
 
 logger = logging.getLogger(__name__)

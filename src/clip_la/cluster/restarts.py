@@ -2,7 +2,8 @@
 
 Slurm requeues a job by itself when a node dies or the job is preempted; the time limit and crashes are
 left to the job. Both kinds of restart go through the same guard: a job that starts again and again
-without a newer checkpoint gives up.
+without a newer checkpoint gives up. Imports nothing heavy: slurm/common.sh runs this file without the rest of
+the package, since torch on a cold file system can take longer than Slurm waits.
 """
 
 from __future__ import annotations
@@ -17,11 +18,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from clip_la import checkpoint
-from clip_la.train.loop import EXIT_FINISHED, EXIT_NON_FINITE, EXIT_STOPPED
+from clip_la.checkpoint_files import list_checkpoints, samples_of
+from clip_la.exit_codes import EXIT_FAILED, EXIT_FINISHED, EXIT_NON_FINITE, EXIT_STOPPED, EXIT_USAGE
 
-EXIT_CRASHED = 1
-EXIT_USAGE = 2
 MAX_STALLED_RESTARTS = 3
 
 
@@ -35,8 +34,8 @@ class Verdict:
 
 def saved_samples(run_folder: Path) -> int:
     """Samples that the run's newest checkpoint has seen; 0 without one."""
-    newest = checkpoint.list_checkpoints(run_folder / "checkpoints")[:1]
-    return (checkpoint.samples_of(newest[0]) or 0) if newest else 0
+    newest = list_checkpoints(run_folder / "checkpoints")[:1]
+    return (samples_of(newest[0]) or 0) if newest else 0
 
 
 def record_start(run_folder: Path, job: str, restart: int) -> None:
@@ -97,7 +96,7 @@ def judge(run_folder: Path, job: str, exits: Sequence[int], num_tasks: int, sign
     what = _what_happened(exits, num_tasks, signal)
     reason = give_up_reason(run_folder, job)
     if reason is not None:
-        return Verdict(EXIT_CRASHED, f"{what}; {reason}")
+        return Verdict(EXIT_FAILED, f"{what}; {reason}")
     return Verdict(EXIT_STOPPED, f"{what}; continuing from {saved_samples(run_folder):,} samples")
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clip_la import checkpoint
+from clip_la.checkpoint import CheckpointError
+from clip_la.checkpoint_files import list_checkpoints, samples_of
 from clip_la.distributed import World
 from clip_la.report.watched import EVALS_FILE, read_evals
 
@@ -80,17 +81,17 @@ def _last_line(file: Path) -> dict[str, Any]:
 
 def _next(run_folder: Path, name: str) -> Path | None:
     done = {line.get("checkpoint") for line in read_evals(run_folder) if line["name"] == name}
-    for path in reversed(checkpoint.list_checkpoints(run_folder / "checkpoints")):
+    for path in reversed(list_checkpoints(run_folder / "checkpoints")):
         if path.name.startswith("epoch_") and path.name not in done:
             return path
     return None
 
 
 def _evaluate_one(run_folder: Path, name: str, path: Path, evaluate: Evaluate, world: World) -> None:
-    line: dict[str, Any] = {"type": "eval", "samples": checkpoint.samples_of(path), "name": name}
+    line: dict[str, Any] = {"type": "eval", "samples": samples_of(path), "name": name}
     try:
         line["metrics"] = evaluate(path)
-    except checkpoint.CheckpointError as error:  # removed meanwhile, or damaged: the next one may be fine
+    except CheckpointError as error:  # removed meanwhile, or damaged: the next one may be fine
         logger.warning("%s", error)
         line.update(type="eval_failed", error=str(error))
     if world.is_main:

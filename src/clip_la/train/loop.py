@@ -24,6 +24,7 @@ from clip_la.config import RunConfig
 from clip_la.data.loader import Batch
 from clip_la.distributed import init_world
 from clip_la.evaluate import Evaluator
+from clip_la.exit_codes import EXIT_FINISHED, EXIT_NON_FINITE, EXIT_STOPPED
 from clip_la.peers import shared_fate
 from clip_la.train import resume
 from clip_la.train.contrast import Micro
@@ -35,9 +36,6 @@ from clip_la.train.signals import StopRequest
 
 logger = logging.getLogger(__name__)
 
-EXIT_FINISHED = 0
-EXIT_NON_FINITE = 3
-EXIT_STOPPED = 75  # EX_TEMPFAIL: the checkpoint is saved, the same command continues
 MAX_LOGIT_SCALE = math.log(100)
 MUCH_DATA_WAIT = 0.25
 MAX_METRICS_SHOWN = 4
