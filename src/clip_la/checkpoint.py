@@ -37,7 +37,7 @@ def read(path: str | Path) -> dict[str, Any]:
         CheckpointError: missing, damaged, or of another kind.
     """
     try:
-        _verify(path)
+        verify(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"no checkpoint at {path}") from None
@@ -50,8 +50,12 @@ def read(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def _verify(path: str | Path) -> None:
-    """Compare every checksum of the file, which torch.load leaves out."""
+def verify(path: str | Path) -> None:
+    """Compare every checksum of a file of torch.save, which torch.load leaves out.
+
+    Raises:
+        Exception: whatever the damage leads to.
+    """
     with zipfile.ZipFile(path) as archive:
         damaged = archive.testzip()
     if damaged is not None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from toy_clip import ToyClip, toy_bundle
 from toy_tree import make_tree
 
-from clip_la.evaluate.zeroshot import ZeroShotFolder
+from clip_la.evaluate.zeroshot import ZeroShot
 
 COUNTS = {"zebra": 9, "kite": 4, "hat": 7, "green apple": 5, "crane": 1, "bottle": 3, "old car": 8}
 
@@ -29,7 +29,7 @@ class BrokenOnRank1(ToyClip):
 
 
 def evaluate(tree: Path, model: ToyClip) -> dict[str, Any]:
-    folder = ZeroShotFolder(tree, tree / "classnames.txt", "simple-7", batch_size=5, workers=0)
+    folder = ZeroShot(tree, tree / "classnames.txt", "simple-7", batch_size=5, workers=0)
     result = folder.evaluate(toy_bundle(model))
     tally = result.tally
     return {

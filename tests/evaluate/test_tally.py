@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from clip_la.evaluate.tally import Tally, true_class_positions, wilson_interval
+from clip_la.evaluate.tally import Answers, Tally, true_class_positions, wilson_interval
 
 
 def brute_force_position(scores: list[float], label: int) -> int:
@@ -26,7 +26,7 @@ def test_counts_equal_brute_force_with_many_ties(num_classes: int) -> None:
 
     tally = Tally.empty(num_classes)
     for part in torch.arange(200).split(33):
-        tally.add(scores[part], labels[part])
+        tally.add(Answers.of(0, scores[part], labels[part], []))
     for label in range(num_classes):
         own = [position for position, other in zip(positions, labels.tolist(), strict=True) if other == label]
         assert tally.num_images[label] == len(own)
@@ -37,7 +37,8 @@ def test_counts_equal_brute_force_with_many_ties(num_classes: int) -> None:
 
 def test_confusions_name_the_predicted_class() -> None:
     tally = Tally.empty(3)
-    tally.add(torch.tensor([[0.0, 0.1, 0.9], [0.0, 0.1, 0.9], [0.5, 0.5, 0.0]]), torch.tensor([0, 0, 1]))
+    scores = torch.tensor([[0.0, 0.1, 0.9], [0.0, 0.1, 0.9], [0.5, 0.5, 0.0]])
+    tally.add(Answers.of(0, scores, torch.tensor([0, 0, 1]), []))
     assert tally.confusions == {(0, 2): 2, (1, 0): 1}
 
 

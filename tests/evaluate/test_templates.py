@@ -49,7 +49,8 @@ def test_a_file_with_the_lines_of_a_set_has_its_hash(tmp_path: Path) -> None:
     [
         ("a photo of a {}.\na photo of a cat.\n", "line 2: expected exactly one {}.*found 0"),
         ("{} and {}\n", "line 1.*found 2"),
-        ("a photo of a {c}.\n", "line 1.*found 0"),
+        ("a photo of a {name}.\n", "line 1.*found 0"),
+        ("{c} and {}\n", "line 1.*found 2"),
         (" \n", "has no template"),
     ],
 )
@@ -65,3 +66,9 @@ def test_unknown_name() -> None:
         ValueError, match="openai-81 is neither one of openai-80, simple-7, photo, plain nor a file"
     ):
         load_templates("openai-81")
+
+
+def test_clip_benchmarks_placeholder(tmp_path: Path) -> None:
+    path = tmp_path / "zeroshot_classification_templates.txt"
+    path.write_text("a photo of a {c}.\n{c}\n")
+    assert load_templates(path).texts == ("a photo of a {}.", "{}")

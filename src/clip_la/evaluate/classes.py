@@ -6,6 +6,12 @@ A class-name file is one of
     .json        {folder: name}, {index: [WordNet id, name]}, or a list of names or of [folder, name]
     .csv         `name` or `folder,name`; with a header, the columns so called (or wnid, label, ...)
 
+or, by WordNet id, one of `wordnet.RELEASES`, "imagenet-v2" (ImageNet-1k's classes in folders 0 to 999), or
+"wordnet" (the ids that the data itself states, as its folders or labels).
+
+Numbers. A class list may be told to be `by_index`: its classes are then called 0, 1, ... in the list's order.
+Otherwise a number is a name like any other, and never a position.
+
 Rules for duplicates. A folder (or WordNet id) given twice is an error. A name given twice without folders is
 one class: nothing could tell the two apart. A name given to two different folders stays two classes with
 the same prompts, as in OpenCLIP; the tie between them always goes to the first, and the number of classes
@@ -27,6 +33,11 @@ from typing import Any, NamedTuple
 
 from clip_la.evaluate import wordnet
 
+WORDNET_OF_DATA = "wordnet"
+IMAGENET_V2 = "imagenet-v2"
+CLASS_LISTS = (*wordnet.RELEASES, IMAGENET_V2, WORDNET_OF_DATA)
+"""The class lists that need no file."""
+
 _LINE_WITH_WORDNET_ID = re.compile(r"(n\d{8})\s+(\S.*)")
 _CSV_COLUMNS = {
     "folder": ("folder", "directory", "wnid", "synset", "id"),
@@ -43,12 +54,14 @@ class ClassSet:
         folders: the folder name or WordNet id stated for the class, None where only its name is known.
         source: where the classes come from, for messages.
         num_merged: entries of the source that repeated a name without a folder, and so made no class.
+        is_by_index: `folders` are the places in the source's list: "0", "1", ...
     """
 
     names: tuple[str, ...]
     folders: tuple[str | None, ...]
     source: str
     num_merged: int = 0
+    is_by_index: bool = False
 
     def __len__(self) -> int:
         return len(self.names)
@@ -72,30 +85,73 @@ class _Entry(NamedTuple):
     name: str
 
 
-def load_classes(source: str | Path) -> ClassSet:
-    """Read a class-name file, or take one of `wordnet.RELEASES` by WordNet id, such as "imagenet-1k".
+def load_classes(
+    source: str | Path, *, by_index: bool = False, labels: Sequence[str] | None = None
+) -> ClassSet:
+    """Read a class-name file, or take one of `CLASS_LISTS`, such as "imagenet-1k".
+
+    Args:
+        by_index: the data calls the classes by their place in the list, from 0, unless a file states other
+            numbers as its folders. Every entry is then a class.
+        labels: the data's own folders or labels, for "wordnet".
 
     Raises:
         ValueError: nothing there, a file that can't be understood, or one that contradicts itself; the
             message names the line.
     """
+    if str(source) == WORDNET_OF_DATA:
+        return _classes_of_wordnet_ids(labels or ())
+    if str(source) == IMAGENET_V2:
+        return _by_index(list(wordnet.imagenet_1k().values()), IMAGENET_V2)
     if str(source) in wordnet.RELEASES:
         names = wordnet.names_of_release(str(source))
+        if by_index:
+            return _by_index(list(names.values()), str(source))
         return ClassSet(tuple(names.values()), tuple(names), str(source))
     path = Path(source)
+    entries = _read_entries(path, by_index)
+    states_numbers = any(entry.folder is not None and entry.folder.isdecimal() for entry in entries)
+    if by_index and not states_numbers:
+        return _by_index([entry.name for entry in entries], str(path))
+    return _class_set(entries, path)
+
+
+def _classes_of_wordnet_ids(labels: Sequence[str]) -> ClassSet:
+    """The WordNet ids among the labels, by id, with their names."""
+    names = {label: wordnet.names_of(label) for label in sorted(labels) if wordnet.is_wordnet_id(label)}
+    known = {label: found[0] for label, found in names.items() if found}
+    if not known:
+        raise ValueError(
+            f"class names: {WORDNET_OF_DATA!r} takes them from the data's own WordNet ids, and none of its "
+            f"{len(labels)} folders or labels is one; give a class-name file"
+        )
+    return ClassSet(tuple(known.values()), tuple(known), f"the data's own {len(known)} WordNet ids")
+
+
+def _by_index(names: Sequence[str], source: str) -> ClassSet:
+    return ClassSet(tuple(names), tuple(map(str, range(len(names)))), source, is_by_index=True)
+
+
+def _read_entries(path: Path, by_index: bool) -> list[_Entry]:
     if not path.is_file():
         found = "a folder" if path.is_dir() else "nothing"
         raise ValueError(
-            f"class names: expected a .txt, .tsv, .json or .csv file, or {' or '.join(wordnet.RELEASES)}; "
+            f"class names: expected a .txt, .tsv, .json or .csv file, or {' or '.join(CLASS_LISTS)}; "
             f"found {found} at {path}"
         )
     readers = {".json": _read_json, ".csv": _read_csv}
     reader = readers.get(path.suffix.lower(), _read_lines)
     text = read_text(path)
     try:
-        return _class_set([_complete(entry) for entry in reader(text)], str(path))
+        entries = [_complete(entry) for entry in reader(text)]
+        if not entries:
+            raise ValueError("no class in it")
+        _refuse_repeated_folders(entries)
+        if by_index and reader is _read_lines:
+            _refuse_empty_lines(text)
     except (ValueError, csv.Error) as error:
         raise ValueError(f"class names of {path}: {error}") from error
+    return entries
 
 
 def read_text(path: Path) -> str:
@@ -123,6 +179,13 @@ def _read_lines(text: str) -> Iterator[_Entry]:
             yield _Entry(place, None, line.strip())
 
 
+def _refuse_empty_lines(text: str) -> None:
+    lines = text.rstrip().splitlines()
+    empty = [number for number, line in enumerate(lines, start=1) if not line.strip()]
+    if empty:
+        raise ValueError(f"line {empty[0]} is empty, so that the numbers of the classes after it are unclear")
+
+
 def _entry_of_cells(place: str, cells: Sequence[Any]) -> _Entry:
     texts = [cell.strip() for cell in cells if isinstance(cell, str)]
     if len(texts) != len(cells) or not 1 <= len(cells) <= 2:
@@ -136,7 +199,7 @@ def _read_json(text: str) -> Iterator[_Entry]:
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error}") from error
     if isinstance(content, dict):
-        for key, value in content.items():
+        for key, value in _in_order_of_numbers(content):
             # {index: [WordNet id, name]} is Keras's imagenet_class_index.json.
             cells = value if isinstance(value, list) else [key, value]
             yield _entry_of_cells(f"key {key!r}", cells)
@@ -145,6 +208,13 @@ def _read_json(text: str) -> Iterator[_Entry]:
             yield _entry_of_cells(f"item {index}", value if isinstance(value, list) else [value])
     else:
         raise ValueError(f"expected a JSON object or list; found {type(content).__name__}")
+
+
+def _in_order_of_numbers(content: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The items by number where all keys are numbers, as the file lists them otherwise."""
+    if all(key.isdecimal() for key in content):
+        return sorted(content.items(), key=lambda item: int(item[0]))
+    return list(content.items())
 
 
 def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -197,10 +267,8 @@ def _complete(entry: _Entry) -> _Entry:
     return _Entry(place, name, names[0])
 
 
-def _class_set(entries: Sequence[_Entry], source: str) -> ClassSet:
-    if not entries:
-        raise ValueError("no class in it")
-    _refuse_repeated_folders(entries)
+def _class_set(entries: Sequence[_Entry], path: Path) -> ClassSet:
+    source = str(path)
     imagenet_1k = wordnet.imagenet_1k()
     if [(None, name) for name in imagenet_1k.values()] == [(entry.folder, entry.name) for entry in entries]:
         # OpenCLIP's list itself: two names occur twice in it, and its order tells their ids.

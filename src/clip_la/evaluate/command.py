@@ -15,7 +15,7 @@ from clip_la.evaluate import ranks
 from clip_la.evaluate.results import format_class_rows, write_whole
 from clip_la.evaluate.templates import TEMPLATE_SETS
 from clip_la.evaluate.wordnet import RELEASES
-from clip_la.evaluate.zeroshot import ZeroShotFolder
+from clip_la.evaluate.zeroshot import ZeroShot
 
 _NUM_CONFUSIONS = 20
 _NUM_CONFUSIONS_PRINTED = 5
@@ -85,9 +85,9 @@ def run_zero_shot(
         `ZeroShotResult.metrics`), and `most_confused`, the wrong answers given most often.
 
     Raises:
-        ValueError: see `ZeroShotFolder`.
+        ValueError: see `ZeroShot`.
     """
-    evaluator = ZeroShotFolder(
+    evaluator = ZeroShot(
         options.zeroshot,
         options.classnames,
         options.templates,

@@ -1,23 +1,113 @@
-"""The images of a tree with one folder a class, decoded as in training."""
+"""Where labelled images come from: a tree with one folder a class. Shards are in `shards`.
+
+A source lists its images once, in an order of its own that is the same in every process; what reads them
+afterwards asks for them by number. So batches, and with them all results, depend neither on the number of
+processes nor on where an evaluation was interrupted.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
-from PIL import Image
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
-
-from clip_la.data.decode import Unusable, decode_image
-from clip_la.data.losses import Cause
-from clip_la.data.spec import Limits
+from typing import NamedTuple, Protocol
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp"})
+
+
+class RawImage(NamedTuple):
+    """The bytes of an image.
+
+    Attributes:
+        where: its path, or its shard and key.
+        data: as stored; empty where it could not be read.
+        error: why it could not be read, if so.
+    """
+
+    where: str
+    data: bytes
+    error: str = ""
+
+
+class ImageReader(Protocol):
+    """Numbered images."""
+
+    def read(self, numbers: Iterable[int]) -> Iterator[RawImage]:
+        """The images of the given numbers, which ascend; one item for each."""
+        ...
+
+
+class ImageSource(ImageReader, Protocol):
+    """Labelled images in a fixed order.
+
+    Attributes:
+        name: what people call it.
+        noun: what its labels are: "folder" or "label".
+        labels: the distinct labels; some may have no image.
+        label_of: for each image, its label's index in `labels`.
+        unusable: one line on each thing that was found to be no usable image when it was listed.
+        num_other_files: files in class folders that are no images by their suffix.
+    """
+
+    name: str
+    noun: str
+    labels: tuple[str, ...]
+    label_of: Sequence[int]
+    unusable: tuple[str, ...]
+    num_other_files: int
+
+    def file_beside(self, name: str) -> Path | None:
+        """A file of that name that goes with the images, such as a class list, if there is one."""
+        ...
+
+
+def hash_of_list(source: ImageSource) -> str:
+    """SHA-256, in hex, of a source's images in their order: names and labels, not bytes."""
+    digest = hashlib.sha256()
+    for text in (source.name, *source.labels):
+        digest.update(text.encode("utf-8", "surrogateescape") + b"\0")
+    digest.update(array("q", source.label_of).tobytes())
+    return digest.hexdigest()
+
+
+class FolderImages:
+    """The images of a tree, folder by folder; see `ImageSource`.
+
+    Raises:
+        ValueError: no such folder, no class folder in it, or no image in any; says what is there.
+        OSError: a folder that can't be listed.
+    """
+
+    noun = "folder"
+
+    def __init__(self, root: str | Path) -> None:
+        tree = list_image_tree(root)
+        self.name = str(root)
+        self._root = tree.root
+        self.labels = tuple(tree.files)
+        self.label_of: Sequence[int] = array(
+            "l", (i for i, paths in enumerate(tree.files.values()) for _ in paths)
+        )
+        self.unusable: tuple[str, ...] = ()
+        self.num_other_files = tree.num_other_files
+        self._paths = [path for paths in tree.files.values() for path in paths]
+
+    def read(self, numbers: Iterable[int]) -> Iterator[RawImage]:
+        """The images of the given numbers."""
+        for number in numbers:
+            path = self._paths[number]
+            try:
+                yield RawImage(str(path), path.read_bytes())
+            except OSError as error:
+                yield RawImage(str(path), b"", error.strerror or str(error))
+
+    def file_beside(self, name: str) -> Path | None:
+        """A file of that name in the tree, if there is one."""
+        path = self._root / name
+        return path if path.is_file() else None
 
 
 @dataclass(frozen=True)
@@ -70,7 +160,7 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in IMAGE_SUFFIXES
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
+def _files_below(folder: Path) -> Iterable[Path]:
     """Files at any depth, links followed, each real folder once."""
     seen: set[str] = set()
     for directory, subfolders, names in os.walk(folder, followlinks=True, onerror=_raise):
@@ -85,80 +175,3 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-class ImageBatch(NamedTuple):
-    """The readable images of a batch, and the others.
-
-    Attributes:
-        images: float32 (n, 3, height, width).
-        labels: int64 (n,).
-        unreadable: path and reason of each image that could not be read.
-    """
-
-    images: Tensor
-    labels: Tensor
-    unreadable: list[str]
-
-
-class _LabelledImages(Dataset[tuple[Tensor | None, int, str]]):
-    """(transformed image or None, label, reason why it is None)."""
-
-    def __init__(
-        self, files: Sequence[tuple[Path, int]], preprocess: Callable[[Image.Image], Tensor]
-    ) -> None:
-        self._files = files
-        self._preprocess = preprocess
-        self._limits = Limits()
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def __getitem__(self, index: int) -> tuple[Tensor | None, int, str]:
-        path, label = self._files[index]
-        try:
-            image = decode_image(path.read_bytes(), self._limits)
-        except OSError as error:
-            return None, label, f"{path}: {error.strerror or error}"
-        except Unusable as error:
-            return None, label, f"{path}: {error.cause} ({error.detail})"
-        try:
-            return self._preprocess(image), label, ""
-        except Exception as error:  # as in training, a picture that the transform can't take is counted
-            return None, label, f"{path}: {Cause.IMAGE_TRANSFORM} ({error!r})"
-
-
-def load_images(
-    files: Sequence[tuple[Path, int]],
-    preprocess: Callable[[Image.Image], Tensor],
-    *,
-    batch_size: int,
-    num_workers: int,
-    rank: int = 0,
-    world_size: int = 1,
-) -> Iterable[ImageBatch]:
-    """Batches of (path, label), in order; rank r takes batches r, r + world_size, ...
-
-    Sharded by whole batches, an image lies in the same batch, beside the same others, whatever the number of
-    ranks: so the features, and with them all counts, are the same to the last bit.
-    """
-    starts = range(rank * batch_size, len(files), world_size * batch_size)
-    batches = [list(range(start, min(start + batch_size, len(files)))) for start in starts]
-    loader: DataLoader[Any] = DataLoader(
-        _LabelledImages(files, preprocess),
-        batch_sampler=batches,
-        num_workers=num_workers,
-        collate_fn=_collate,
-        pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),  # leaves the training process's own generator alone
-    )
-    return loader
-
-
-def _collate(samples: Sequence[tuple[Tensor | None, int, str]]) -> ImageBatch:
-    readable = [(image, label) for image, label, _ in samples if image is not None]
-    return ImageBatch(
-        images=torch.stack([image for image, _ in readable]) if readable else torch.empty(0),
-        labels=torch.tensor([label for _, label in readable], dtype=torch.int64),
-        unreadable=[reason for image, _, reason in samples if image is None],
-    )

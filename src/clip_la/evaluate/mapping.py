@@ -1,4 +1,7 @@
-"""Which folder of an image tree holds which class: by folder, name or WordNet id, never by position."""
+"""Which folder or label means which class: by folder, name or WordNet id, never by position.
+
+A folder is a folder of an image tree or a label of a shard; messages call it what it is.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,7 @@ def map_folders(
     folders: Sequence[str],
     classes: ClassSet,
     *,
+    noun: str = "folder",
     allow_missing_classes: bool = False,
     allow_unknown_folders: bool = False,
 ) -> FolderMapping:
@@ -51,6 +55,7 @@ def map_folders(
 
     Args:
         folders: names of the class folders, in any order.
+        noun: what messages call them.
         allow_missing_classes: accept classes without a folder; they stay among the possible answers.
         allow_unknown_folders: leave out folders that are no class.
 
@@ -64,17 +69,17 @@ def map_folders(
     unknown = tuple(folder for folder, found in candidates.items() if not found)
     missing = tuple(sorted(set(range(len(classes))) - set(class_of.values())))
     problems = [
-        *_ambiguous(candidates, classes),
-        *_shared(class_of, classes),
-        *([] if allow_unknown_folders else _unknown(unknown, classes)),
-        *([] if allow_missing_classes else _missing(missing, classes)),
+        *_ambiguous(candidates, classes, noun),
+        *_shared(class_of, classes, noun),
+        *([] if allow_unknown_folders else _unknown(unknown, classes, noun)),
+        *([] if allow_missing_classes else _missing(missing, classes, noun)),
     ]
     if not class_of and not problems:
-        problems = ["no folder is a class"]
+        problems = [f"no {noun} is a class"]
     if problems:
         details = "\n  ".join(problems)
         raise ValueError(
-            f"{len(folders)} folders don't fit the {len(classes)} classes of {classes.source}:\n  {details}"
+            f"{len(folders)} {noun}s don't fit the {len(classes)} classes of {classes.source}:\n  {details}"
         )
     return FolderMapping(class_of, missing, unknown)
 
@@ -108,17 +113,17 @@ class _ClassIndex:
         )
 
 
-def _ambiguous(candidates: dict[str, list[int]], classes: ClassSet) -> list[str]:
+def _ambiguous(candidates: dict[str, list[int]], classes: ClassSet, noun: str) -> list[str]:
     ambiguous = [folder for folder, found in candidates.items() if len(found) > 1]
 
     def describe(folder: str) -> str:
         return f"{folder} ({' or '.join(_name_class(classes, i) for i in candidates[folder][:_MAX_LISTED])})"
 
-    advice = "give a file of `folder<TAB>name` lines"
-    return _problem(ambiguous, "folder(s) fit several classes", describe, advice)
+    advice = f"give a file of `{noun}<TAB>name` lines"
+    return _problem(ambiguous, f"{noun}(s) fit several classes", describe, advice)
 
 
-def _shared(class_of: dict[str, int], classes: ClassSet) -> list[str]:
+def _shared(class_of: dict[str, int], classes: ClassSet, noun: str) -> list[str]:
     folders_of: defaultdict[int, list[str]] = defaultdict(list)
     for folder, index in class_of.items():
         folders_of[index].append(folder)
@@ -127,10 +132,10 @@ def _shared(class_of: dict[str, int], classes: ClassSet) -> list[str]:
     def describe(index: int) -> str:
         return f"{_name_class(classes, index)} ({', '.join(folders_of[index][:_MAX_LISTED])})"
 
-    return _problem(shared, "class(es) have several folders", describe, "rename or merge the folders")
+    return _problem(shared, f"class(es) have several {noun}s", describe, f"rename or merge the {noun}s")
 
 
-def _unknown(folders: Sequence[str], classes: ClassSet) -> list[str]:
+def _unknown(folders: Sequence[str], classes: ClassSet, noun: str) -> list[str]:
     names = [normalise_name(name) for name in classes.names]
 
     def describe(folder: str) -> str:
@@ -139,26 +144,31 @@ def _unknown(folders: Sequence[str], classes: ClassSet) -> list[str]:
 
     numeric = [folder for folder in folders if folder.isdecimal()]
     others = [folder for folder in folders if not folder.isdecimal()]
+    if classes.is_by_index:
+        about_numbers = (
+            f"{noun}(s) are out of the range 0 to {len(classes) - 1}",
+            "give the class list that they count",
+        )
+    else:
+        about_numbers = (
+            f"{noun}(s) are mere numbers, which don't say the class (positions are never used)",
+            f"give a file of `{noun}<TAB>name` lines, or --numeric-labels if they count the class list from 0",
+        )
     return [
-        *_problem(
-            numeric,
-            "folder(s) are mere numbers, which don't say the class (positions are never used)",
-            str,
-            "give a file of `folder<TAB>name` lines",
-        ),
+        *_problem(numeric, about_numbers[0], str, about_numbers[1]),
         *_problem(
             others,
-            "folder(s) are no class",
+            f"{noun}(s) are no class",
             describe,
             "rename them or the classes, or leave them out with --allow-unknown-folders",
         ),
     ]
 
 
-def _missing(missing: Sequence[int], classes: ClassSet) -> list[str]:
+def _missing(missing: Sequence[int], classes: ClassSet, noun: str) -> list[str]:
     return _problem(
         missing,
-        "class(es) have no folder",
+        f"class(es) have no {noun}",
         lambda index: _name_class(classes, index),
         "give a file of the classes that are there, or keep these as answers with --allow-missing-classes",
     )

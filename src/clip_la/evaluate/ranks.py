@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
 
+_logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_MESSAGE_SAYS_ALL = (ValueError, OSError)
+
+
+class RanksError(RuntimeError):
+    """Some ranks failed, and so all did; the message names them and their errors."""
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -38,12 +45,37 @@ def gather_over_ranks(value: _T) -> list[_T]:
     return gathered  # type: ignore[return-value]
 
 
+def from_rank_0(value: _T) -> _T:
+    """Rank 0's value, on every rank. The value is pickled."""
+    if rank_and_world_size()[1] == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def share(items: Sequence[_T]) -> Sequence[_T]:
+    """This rank's share of the items: one in so many."""
+    rank, world_size = rank_and_world_size()
+    return items[rank::world_size]
+
+
+def interleave(shares: Sequence[Sequence[_T]], num_items: int) -> list[_T]:
+    """All items in their order again, from what every rank made of its `share`."""
+    return [shares[index % len(shares)][index // len(shares)] for index in range(num_items)]
+
+
+def split(items: Sequence[_T], part: int, num_parts: int) -> Sequence[_T]:
+    """One of `num_parts` runs of the items, whose lengths differ by at most one."""
+    return items[part * len(items) // num_parts : (part + 1) * len(items) // num_parts]
+
+
 @contextmanager
 def failing_together() -> Iterator[None]:
     """If the block raises on any rank, raise on every rank, so that none waits for one that has given up.
 
     Raises:
-        RuntimeError: naming the ranks and their errors; on one process, the error itself is passed on.
+        RanksError: naming the ranks and their errors; on one process, the error itself is passed on.
     """
     error = None
     try:
@@ -51,8 +83,10 @@ def failing_together() -> Iterator[None]:
     except Exception as caught:
         if rank_and_world_size()[1] == 1:
             raise
+        if not isinstance(caught, _MESSAGE_SAYS_ALL):
+            _logger.exception("unexpected error")
         error = caught
     messages = gather_over_ranks(None if error is None else f"{type(error).__name__}: {error}")
     failed = [f"rank {rank}: {message}" for rank, message in enumerate(messages) if message is not None]
     if failed:
-        raise RuntimeError("; ".join(failed)) from error
+        raise RanksError("; ".join(failed)) from error

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from clip_la.evaluate import wordnet
 from clip_la.evaluate.classes import ClassSet
 from clip_la.evaluate.mapping import FolderMapping
 from clip_la.evaluate.tally import Tally, wilson_interval
@@ -27,11 +28,12 @@ class Confusion:
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One class's result; the shares are None for a class without images."""
+    """One class's result; the shares are None for a class without images, the definition is WordNet's."""
 
     index: int
     name: str
     folder: str
+    definition: str
     num_images: int
     num_top1: int
     num_top5: int
@@ -84,6 +86,7 @@ class ZeroShotResult:
             "num_duplicate_names": self.classes.num_duplicate_names,
             "templates": self.templates.name,
             "templates_hash": self.templates.hash,
+            "class_list": self.classes.source,
             "class_list_hash": self.classes.hash,
         }
 
@@ -110,6 +113,7 @@ class ZeroShotResult:
                 index,
                 self.classes.names[index],
                 folder_of.get(index, ""),
+                self._definition(index),
                 *(num_images, num_top1, num_top5),
                 num_top1 / num_images if num_images else None,
                 num_top5 / num_images if num_images else None,
@@ -117,6 +121,10 @@ class ZeroShotResult:
             )
             for index, (num_images, num_top1, num_top5) in enumerate(counts)
         ]
+
+    def _definition(self, index: int) -> str:
+        folder = self.classes.folders[index]
+        return wordnet.definition_of(folder) if folder is not None and wordnet.is_wordnet_id(folder) else ""
 
     def _sorted_confusions(self) -> list[tuple[tuple[int, int], int]]:
         return sorted(self.tally.confusions.items(), key=lambda item: (-item[1], item[0]))

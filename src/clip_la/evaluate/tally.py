@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,38 @@ from torch import Tensor
 from clip_la.evaluate import ranks
 
 _NORMAL_QUANTILE_95 = 1.959963984540054
+_TOP = 5
+
+
+class Answers(NamedTuple):
+    """What a model answered for the images of one batch, as plain numbers.
+
+    Attributes:
+        batch: number of the batch.
+        labels: the true class of each readable image.
+        predicted: the class given the highest score.
+        positions: how many classes were put before the true one, no more than 5 being counted.
+        unreadable: where and why, of each image that could not be read.
+    """
+
+    batch: int
+    labels: list[int]
+    predicted: list[int]
+    positions: list[int]
+    unreadable: list[str]
+
+    @classmethod
+    def of(cls, batch: int, scores: Tensor, labels: Tensor, unreadable: list[str]) -> Answers:
+        """Read the answers off the scores.
+
+        Args:
+            scores: float32 (n, C), finite.
+            labels: int64 (n,), the true classes.
+        """
+        on_device = labels.to(scores.device)
+        positions = true_class_positions(scores, on_device).clamp(max=_TOP)
+        predicted, positions = torch.stack((scores.argmax(dim=1), positions)).tolist()
+        return cls(batch, labels.tolist(), predicted, positions, unreadable)
 
 
 @dataclass
@@ -35,24 +68,18 @@ class Tally:
         num_images, num_top1, num_top5 = torch.zeros(3, num_classes, dtype=torch.int64)
         return cls(num_images, num_top1, num_top5)
 
-    def add(self, scores: Tensor, labels: Tensor) -> None:
-        """Count a batch.
-
-        Args:
-            scores: float32 (n, C), finite.
-            labels: int64 (n,), the true classes.
-        """
-        labels = labels.to(scores.device)
-        position = true_class_positions(scores, labels)
-        predicted = scores.argmax(dim=1)
+    def add(self, answers: Answers) -> None:
+        """Count a batch."""
+        labels, positions = torch.tensor((answers.labels, answers.positions), dtype=torch.int64)
         for counts, chosen in (
             (self.num_images, labels),
-            (self.num_top1, labels[position == 0]),
-            (self.num_top5, labels[position < 5]),
+            (self.num_top1, labels[positions == 0]),
+            (self.num_top5, labels[positions < _TOP]),
         ):
-            counts += torch.bincount(chosen.cpu(), minlength=len(counts))
-        wrong = position > 0
-        self.confusions.update(zip(labels[wrong].tolist(), predicted[wrong].tolist(), strict=True))
+            counts += torch.bincount(chosen, minlength=len(counts))
+        triples = zip(answers.labels, answers.predicted, answers.positions, strict=True)
+        self.confusions.update((label, predicted) for label, predicted, position in triples if position)
+        self.unreadable += answers.unreadable
 
     def over_ranks(self) -> Tally:
         """The tally of all ranks together, the same on each."""

@@ -1,4 +1,7 @@
-"""Prompt templates: named sets, or a file with one template a line. `{}` stands for the class name."""
+"""Prompt templates: named sets, or a file with one template a line.
+
+`{}` stands for the class name, or `{c}`, as in CLIP_benchmark's files.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,7 @@ def load_templates(source: str | Path) -> Templates:
 
 
 def _checked(path: Path, number: int, line: str) -> str:
+    line = line.replace("{c}", "{}")
     if line.count("{}") != 1:
         raise ValueError(
             f"{path}, line {number}: expected exactly one {{}} for the class name; "

@@ -1,23 +1,27 @@
-"""Names of WordNet ids (n01440764, ...), from timm's metadata and OpenCLIP's ImageNet-1k list."""
+"""Names and definitions of WordNet ids (n01440764, ...): timm's metadata and OpenCLIP's ImageNet-1k list."""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
+from importlib.resources import files
 from typing import Any
 
 import open_clip
 from timm.data import ImageNetInfo
 
 _WORDNET_ID = re.compile(r"n\d{8}")
-_TIMM_SUBSETS = {
-    "imagenet-1k": "imagenet-1k",
-    "imagenet-21k-p": "imagenet-21k-miil",
-    "imagenet-22k": "imagenet-22k",
+_TIMM_LISTS = {
+    "imagenet-1k": "imagenet_synsets.txt",
+    "imagenet-a": "imagenet_a_synsets.txt",
+    "imagenet-r": "imagenet_r_synsets.txt",
+    "imagenet-21k-p": "imagenet21k_miil_synsets.txt",
+    "imagenet-21k-p-winter21": "imagenet21k_miil_w21_synsets.txt",
+    "imagenet-22k": "imagenet22k_synsets.txt",
 }
-RELEASES = tuple(_TIMM_SUBSETS)
-"""Known lists of ids: ImageNet-1k; the 11,221 ids of ImageNet-21K-P (Ridnik et al., arXiv 2104.10972) for the
-fall 2011 release; all 21,841 ids of that release."""
+RELEASES = tuple(_TIMM_LISTS)
+"""Known lists of ids: ImageNet-1k; the 200 of ImageNet-A and of -R; ImageNet-21K-P (Ridnik et al., arXiv
+2104.10972) for the fall 2011 release (11,221 ids) and for winter 2021 (10,450); all 21,841 of fall 2011."""
 
 
 def is_wordnet_id(text: str) -> bool:
@@ -36,10 +40,26 @@ def names_of(wordnet_id: str) -> tuple[str, ...]:
     return lemmas if curated is None else (curated, *(lemma for lemma in lemmas if lemma != curated))
 
 
+def definition_of(wordnet_id: str) -> str:
+    """WordNet's definition of an id; empty for an unknown one."""
+    try:
+        described: str = _metadata().label_name_to_description(wordnet_id, detailed=True)
+    except KeyError:
+        return ""
+    return described.partition(": ")[2]
+
+
 def names_of_release(release: str) -> dict[str, str]:
-    """WordNet id -> name for prompts (the first of `names_of`) of one of `RELEASES`, in timm's order."""
-    ids = ImageNetInfo(_TIMM_SUBSETS[release]).label_names()
-    return {wordnet_id: names_of(wordnet_id)[0] for wordnet_id in ids}
+    """WordNet id -> name for prompts (the first of `names_of`) of one of `RELEASES`, in timm's order.
+
+    Raises:
+        ValueError: the installed timm doesn't ship the list.
+    """
+    # ImageNetInfo offers three of these lists by name; the files lie beside one another.
+    path = files("timm.data") / "_info" / _TIMM_LISTS[release]
+    if not path.is_file():
+        raise ValueError(f"the installed timm has no list of {release}; pip install 'timm>=1.0.17'")
+    return {wordnet_id: names_of(wordnet_id)[0] for wordnet_id in path.read_text().split()}
 
 
 @lru_cache(maxsize=1)

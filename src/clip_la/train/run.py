@@ -22,7 +22,7 @@ from clip_la.data.spec import DataSpec, Limits
 from clip_la.distributed import World
 from clip_la.evaluate import Evaluator
 from clip_la.evaluate.validation import ValidationLoss
-from clip_la.evaluate.zeroshot import ZeroShotFolder
+from clip_la.evaluate.zeroshot import ZeroShot
 from clip_la.metrics import MetricsLog, build_sinks
 from clip_la.openclip import load_softmax_weights
 from clip_la.train import resume
@@ -244,9 +244,7 @@ def build_evaluators(config: RunConfig) -> list[tuple[int, Evaluator]]:
         spec = replace(_data_spec(config, config.val_data), num_samples=config.val_num_samples)
         evaluators.append((config.val_frequency, ValidationLoss(spec, block_size=config.val_block_size)))
     if config.zeroshot and config.classnames:
-        evaluator = ZeroShotFolder(
-            config.zeroshot, config.classnames, config.templates, workers=config.workers
-        )
+        evaluator = ZeroShot(config.zeroshot, config.classnames, config.templates, workers=config.workers)
         evaluators.append((config.zeroshot_frequency, evaluator))
     return evaluators
 
