@@ -90,6 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
         _add_watch,
         _add_report,
         _add_fit,
+        _add_export,
         _add_runs,
         _add_models,
     ):
@@ -409,6 +410,30 @@ def _fit(args: argparse.Namespace) -> int:
     summary = write_fit(args.runs, args.out, loss=args.loss)
     print(summary.text)
     print("\nwritten: " + ", ".join(map(str, summary.paths)))
+    return 0
+
+
+# --- A trained model in use --------------------------------------------------------------------------
+
+
+def _add_export(commands: Any) -> None:
+    from clip_la.export.command import add_arguments
+
+    add_arguments(
+        _command(
+            commands,
+            "export",
+            _export,
+            "A trained model for other tools: OpenCLIP hub folder, safetensors, ONNX, the Hugging Face Hub.",
+        )
+    )
+
+
+def _export(args: argparse.Namespace) -> int:
+    from clip_la.export.command import ExportOptions, run_export
+    from clip_la.inference.model import ModelChoice
+
+    print("\n".join(run_export(ModelChoice.from_args(args), ExportOptions.from_args(args))))
     return 0
 
 

@@ -28,6 +28,8 @@ from clip_la.attention.spec import AttentionSpec
 
 _MODEL_CONFIG_DIR = Path(__file__).parent / "model_configs"
 _TAG_PREFIX = "attention_"
+PLUGIN_NEEDED = "requires_import_clip_la"
+"""Comes first in the config of an exported model: stock OpenCLIP refuses an unknown key by its name."""
 
 
 class WeightsError(RuntimeError):
@@ -43,6 +45,7 @@ class _WithAttention:
     def __init__(
         self, *args: Any, attention: Mapping[str, Any] | AttentionSpec | str | None = None, **kwargs: Any
     ) -> None:
+        kwargs.pop(PLUGIN_NEEDED, None)  # fulfilled: this is the plugin
         spec = AttentionSpec.from_config(attention)
         if spec.kind != "softmax":
             _refuse_foreign_towers(spec, kwargs)

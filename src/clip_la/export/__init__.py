@@ -1,0 +1,1 @@
+"""Trained models as other tools take them: OpenCLIP hub folders, safetensors, ONNX."""

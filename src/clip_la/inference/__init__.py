@@ -1,0 +1,1 @@
+"""Trained models at work on a person's own pictures and texts."""
