@@ -16,7 +16,16 @@ die() {
 job=$SLURM_JOB_ID
 [ -z "${SLURM_ARRAY_TASK_ID:-}" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 
-job_field() { scontrol show job -o "$job" | sed -n "1s/.* $1=\([^ ]*\).*/\1/p"; }
+# What Slurm says of this job; waits while the controller is away, for a few minutes.
+job_state() {
+    local state='' tries
+    for tries in {1..30}; do
+        state=$(scontrol show job "$job" 2>/dev/null | sed -n 's/^ *JobState=\([A-Z_]*\).*/\1/p' | head -1) || true
+        [ -z "$state" ] || break
+        ((tries < 30)) && sleep 10
+    done
+    echo "$state"
+}
 
 # --- Environment ------------------------------------------------------------------------------------
 
@@ -51,8 +60,9 @@ set_up_job() {
     ((cpus_per_task > 0)) || die 2 "$SLURM_CPUS_ON_NODE CPUs a node for $tasks_per_node tasks; ask for more with --cpus-per-task"
     restart=${SLURM_RESTART_COUNT:-0}
     # What the job was asked for must not override what each srun says: the layout comes from the allocation.
-    unset SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_CPUS_PER_TASK \
-        SLURM_CPUS_PER_GPU SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK
+    # SLURM_EXPORT_ENV stands for `sbatch --export=NONE`, which would keep the site's environment from the tasks.
+    unset SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_CPUS_PER_GPU \
+        SLURM_GPUS SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK SLURM_EXPORT_ENV
     export SRUN_CPUS_PER_TASK=$cpus_per_task
     MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1)
     # Jobs may share a node, and ranks of an earlier start may still hold its port: both are in the number, which
@@ -144,13 +154,18 @@ wait_for() {
     while kill -0 "$1" 2>/dev/null; do wait "$1" || true; done
 }
 
+# Runs clip_la.cluster.restarts without clip_la/__init__.py, which imports torch.
+ask_restarts='import importlib.util, runpy, sys
+sys.modules["clip_la"] = importlib.util.module_from_spec(importlib.util.find_spec("clip_la"))
+runpy.run_module("clip_la.cluster.restarts", run_name="__main__", alter_sys=True)'
+
 # Finished, stopped for good, or once more: see clip_la.cluster.restarts.
 conclude() {
     local state code
     trap '' USR1 # it would only hit the question below
-    state=$(job_field JobState)
+    state=$(job_state)
     [ "$state" = RUNNING ] || die 75 "Slurm has this job as ${state:-gone}; what was saved is in $run_folder"
-    code=$(on_first_node python -m clip_la.cluster.restarts "$run_folder" --job "$job" \
+    code=$(on_first_node python -c "$ask_restarts" "$run_folder" --job "$job" \
         --exits "${EXITS:-}" --num-tasks "$num_tasks" --signal "$stop_signal") ||
         die 1 "can't tell what became of the tasks; what was saved is in $run_folder"
     [ "$code" = 75 ] || exit "$code"
@@ -159,11 +174,14 @@ conclude() {
 
 requeue() {
     local state
-    state=$(job_field JobState)
+    state=$(job_state)
     [ "$state" = RUNNING ] || die 75 "Slurm has this job as ${state:-gone}: ${1:-}"
     log "requeueing ${1:-}"
     trap '' TERM # Slurm ends this shell and its children as part of it
-    scontrol requeue "$job" || log "can't requeue this job; submit the same command again to continue"
+    until scontrol requeue "$job"; do
+        scontrol ping | grep -q 'is UP' && die 75 "can't requeue this job; submit the same command again to continue"
+        sleep 10 # the controller is away
+    done
     exit 75
 }
 

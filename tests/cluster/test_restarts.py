@@ -63,7 +63,7 @@ def test_the_batch_script_reads_the_code_from_stdout(
     exits.mkdir()
     (exits / "0").write_text("0\n")
     (exits / "1").write_text("")  # killed while writing
-    assert read_exits(exits) == [0]
+    assert read_exits(exits, 3) == [0]
     assert main([str(tmp_path), "--job", "5", "--exits", str(exits), "--num-tasks", "2"]) == 0
     captured = capsys.readouterr()
     assert captured.out == "75\n"

@@ -73,12 +73,20 @@ def give_up_reason(run_folder: Path, job: str) -> str | None:
     )
 
 
-def read_exits(folder: Path | None) -> list[int]:
-    """Exit codes that tasks left; a task that was killed left none."""
-    if folder is None or not folder.is_dir():
-        return []
-    texts = [path.read_text(encoding="utf-8").strip() for path in folder.iterdir()]
+def read_exits(folder: Path | None, num_tasks: int) -> list[int]:
+    """Exit codes that tasks left; a task that was killed left none.
+
+    Each file is asked for by name: a listing of the folder may be half a minute old on NFS.
+    """
+    texts = [_text(folder / str(task)) for task in range(num_tasks)] if folder is not None else []
     return [int(text) for text in texts if text]
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
 
 
 def judge(run_folder: Path, job: str, exits: Sequence[int], num_tasks: int, signal: str) -> Verdict:
@@ -119,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--num-tasks", type=int, required=True)
     parser.add_argument("--signal", default="", help="the signal that the batch script got")
     args = parser.parse_args(argv)
-    exits = read_exits(Path(args.exits) if args.exits else None)
+    exits = read_exits(Path(args.exits) if args.exits else None, args.num_tasks)
     verdict = judge(args.run_folder, args.job, exits, args.num_tasks, args.signal)
     print(f"clip-la: {verdict.reason}", file=sys.stderr)
     print(verdict.exit_code)

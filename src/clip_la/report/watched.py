@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 EVALS_FILE = "evals.jsonl"
-_KEYS = {"type": str, "name": str, "samples": int, "time": (int, float)}
+_KEYS: dict[str, type | tuple[type, ...]] = {"type": str, "name": str, "samples": int, "time": (int, float)}
 
 
 class Start(NamedTuple):
