@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clip_la.distributed import Launch, LaunchError, _set_rendezvous, init_world, read_launch
+from clip_la.distributed import Launch, LaunchError, _set_rendezvous, gpu_of, init_world, read_launch
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,33 @@ def test_launch_is_read_from_the_environment(env: dict[str, str], expected: Laun
 def test_a_task_that_cannot_know_its_world_is_refused(env: dict[str, str], message: str) -> None:
     with pytest.raises(LaunchError, match=message):
         read_launch(env)
+
+
+@pytest.mark.parametrize(
+    ("env", "num_visible", "expected"),
+    [
+        ({}, 1, 0),
+        ({}, 8, 0),
+        ({"RANK": "9", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8", "WORLD_SIZE": "16"}, 8, 1),
+        ({"RANK": "9", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "16"}, 1, 0),
+        ({"SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_NTASKS": "16"}, 8, 1),
+        ({"SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_NTASKS": "16"}, 1, 0),  # --gpus-per-task=1
+    ],
+)
+def test_each_process_has_a_gpu_of_its_own(env: dict[str, str], num_visible: int, expected: int) -> None:
+    assert gpu_of(read_launch(env), num_visible, env) == expected
+
+
+@pytest.mark.parametrize(
+    ("env", "num_visible"),
+    [
+        ({"RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}, 1),
+        ({"SLURM_PROCID": "4", "SLURM_LOCALID": "4", "SLURM_NTASKS": "8"}, 4),
+    ],
+)
+def test_more_processes_than_gpus_are_refused(env: dict[str, str], num_visible: int) -> None:
+    with pytest.raises(LaunchError, match=f"local rank {env.get('LOCAL_RANK', '4')}, {num_visible} visible"):
+        gpu_of(read_launch(env), num_visible, env)
 
 
 def test_missing_master_address_is_named() -> None:

@@ -116,6 +116,22 @@ def _number(env: Mapping[str, str], *names: str) -> int | None:
     return int(env[name])
 
 
+def gpu_of(launch: Launch, num_visible: int, env: Mapping[str, str]) -> int:
+    """The index of a process's GPU: the only one that it sees (`srun --gpus-per-task=1`), else its local rank's.
+
+    Raises:
+        LaunchError: more processes than GPUs on this machine.
+    """
+    # Only torchrun says how many processes share the machine; tasks of Slurm may each see one GPU of several.
+    if num_visible == 1 and (_number(env, "LOCAL_WORLD_SIZE") or 1) == 1:
+        return 0
+    if launch.local_rank >= num_visible:
+        raise LaunchError(
+            f"local rank {launch.local_rank}, {num_visible} visible GPUs; start one task a GPU"
+        )
+    return launch.local_rank
+
+
 def init_world(device: str, backend: str | None = None, timeout_minutes: float = 30.0) -> World:
     """Join the process group that the environment describes, if any.
 
@@ -133,12 +149,9 @@ def init_world(device: str, backend: str | None = None, timeout_minutes: float =
         raise LaunchError(
             "--device cuda, but torch sees no CUDA device; use --device cpu or a machine with a GPU"
         )
-    if use_cuda and launch.local_rank >= torch.cuda.device_count():
-        raise LaunchError(
-            f"local rank {launch.local_rank}, {torch.cuda.device_count()} visible GPUs; start one task a GPU"
-        )
-    chosen = torch.device("cuda", launch.local_rank) if use_cuda else torch.device("cpu")
+    chosen = torch.device("cpu")
     if use_cuda:
+        chosen = torch.device("cuda", gpu_of(launch, torch.cuda.device_count(), os.environ))
         torch.cuda.set_device(chosen)
     store = None
     if launch.size > 1:
