@@ -117,7 +117,7 @@ def _number(env: Mapping[str, str], *names: str) -> int | None:
 
 
 def gpu_of(launch: Launch, num_visible: int, env: Mapping[str, str]) -> int:
-    """The index of a process's GPU: the only one that it sees (`srun --gpus-per-task=1`), else its local rank's.
+    """Which GPU is a process's: the only one it sees (`srun --gpus-per-task=1`), else its local rank's.
 
     Raises:
         LaunchError: more processes than GPUs on this machine.
@@ -126,9 +126,7 @@ def gpu_of(launch: Launch, num_visible: int, env: Mapping[str, str]) -> int:
     if num_visible == 1 and (_number(env, "LOCAL_WORLD_SIZE") or 1) == 1:
         return 0
     if launch.local_rank >= num_visible:
-        raise LaunchError(
-            f"local rank {launch.local_rank}, {num_visible} visible GPUs; start one task a GPU"
-        )
+        raise LaunchError(f"local rank {launch.local_rank}, {num_visible} visible GPUs; start one task a GPU")
     return launch.local_rank
 
 
