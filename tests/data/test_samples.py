@@ -6,7 +6,9 @@ import pytest
 from shard_builders import numbers_of, pair, picture, read_bytes, tar_bytes, text
 
 from clip_la.data.losses import Cause, Loss
-from clip_la.data.samples import split_name
+from clip_la.data.samples import RawSample, read_shard, split_name
+from clip_la.data.spec import Limits
+from clip_la.data.storage import OpenOptions
 
 
 @pytest.mark.parametrize(
@@ -80,3 +82,14 @@ def test_names_in_messages_cannot_steer_a_terminal() -> None:
     loss = Loss(Cause.NO_TEXT, "s.tar", "\x1b[2J" + "k" * 10_000, "line\nbreak")
     assert str(loss).isprintable()
     assert len(str(loss)) < 400
+
+
+def test_images_alone_need_no_text_and_bring_their_metadata(tmp_path: Path) -> None:
+    members = [("a.jpg", picture(1)), ("a.json", b'{"url": "x"}'), ("b.jpg", picture(2)), ("b.txt", b"two")]
+    members += [("c.txt", b"no image")]
+    shard = tmp_path / "0.tar"
+    shard.write_bytes(tar_bytes(members))
+    items = list(read_shard(str(shard), Limits(), OpenOptions(), images_alone=True))
+    found = [(item.key, item.text, item.metadata) for item in items if isinstance(item, RawSample)]
+    assert found == [("a", b"", b'{"url": "x"}'), ("b", b"two", b"")]
+    assert [item.cause for item in items if isinstance(item, Loss)] == [Cause.NO_IMAGE]

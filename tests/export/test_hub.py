@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import open_clip
@@ -114,8 +115,9 @@ def test_the_card_holds_no_private_path(exported: Path, run_folder: Path) -> Non
 
 def test_figures_after_the_checkpoint_are_left_out(run_folder: Path, tmp_path: Path) -> None:
     run = shutil.copytree(run_folder, tmp_path / "run")
-    late = {"type": "eval", "samples": 10 * SAMPLES, "name": "late", "metrics": {"top1": 1.0}}
-    early = {"type": "eval", "samples": SAMPLES, "name": "zeroshot/watched", "metrics": {"top1": 0.25}}
+    line = {"type": "eval", "time": time.time(), "metrics": {"top1": 0.25}}
+    late = {**line, "samples": 10 * SAMPLES, "name": "late"}
+    early = {**line, "samples": SAMPLES, "name": "zeroshot/watched"}
     (run / "evals.jsonl").write_text("\n".join([json.dumps(early), '{"torn', json.dumps(late)]))
     assert main(["export", str(run), "--out", str(tmp_path / "out")]) == 0
     card = (tmp_path / "out" / "README.md").read_text()

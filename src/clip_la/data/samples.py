@@ -20,34 +20,46 @@ from clip_la.data.tar import BadMember, Damage, EndOfArchive, Entry, Member, Tar
 
 IMAGE_SUFFIXES = ("jpg", "png", "jpeg", "webp")
 TEXT_SUFFIX = "txt"
-CHECKED_SUFFIXES = (*IMAGE_SUFFIXES, "json")  # read, so that a lying size is found out; json isn't used
+METADATA_SUFFIX = "json"
+CHECKED_SUFFIXES = (*IMAGE_SUFFIXES, METADATA_SUFFIX)  # read, so that a lying size is found out
 MEMBER_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class RawSample:
-    """An image and its caption (or label) as the bytes in which they were stored."""
+    """An image and its caption (or label) as the bytes in which they were stored.
+
+    Attributes:
+        metadata: img2dataset's .json; only where it was asked for.
+    """
 
     shard: str
     key: str
     image: bytes
     text: bytes
+    metadata: bytes = b""
 
     @property
     def num_bytes(self) -> int:
         """Bytes held, for bounding a block."""
-        return len(self.key) + len(self.image) + len(self.text)
+        return len(self.key) + len(self.image) + len(self.text) + len(self.metadata)
 
 
 def read_shard(
-    url: str, limits: Limits, options: OpenOptions, text_suffix: str = TEXT_SUFFIX
+    url: str,
+    limits: Limits,
+    options: OpenOptions,
+    text_suffix: str = TEXT_SUFFIX,
+    *,
+    images_alone: bool = False,
 ) -> Iterator[RawSample | Loss]:
     """Every complete pair of a shard in order, and a Loss for whatever is not one; never raises OSError.
 
     Args:
         text_suffix: of the member that goes with the image: "txt" for captions, "cls" for labels.
+        images_alone: an image needs no text (it is b"" then), and samples have their metadata.
     """
-    return group_entries(_read_entries(url, limits, options, text_suffix), url, text_suffix)
+    return group_entries(_read_entries(url, limits, options, text_suffix), url, text_suffix, images_alone)
 
 
 def _read_entries(url: str, limits: Limits, options: OpenOptions, text_suffix: str) -> Iterator[Entry]:
@@ -77,7 +89,7 @@ def split_name(name: str) -> tuple[str | None, str]:
 
 
 def group_entries(
-    entries: Iterator[Entry], shard: str, text_suffix: str = TEXT_SUFFIX
+    entries: Iterator[Entry], shard: str, text_suffix: str = TEXT_SUFFIX, images_alone: bool = False
 ) -> Iterator[RawSample | Loss]:
     """Group the entries of one shard into samples."""
     group: _Group | None = None
@@ -96,7 +108,7 @@ def group_entries(
             yield from group.finish(shard)
             group = None
         if key is not None and not isinstance(entry, EndOfArchive):
-            group = group or _Group(key, text_suffix)
+            group = group or _Group(key, text_suffix, images_alone)
             group.add(suffix, entry)
     if group is not None:
         yield from group.finish(shard)
@@ -114,6 +126,8 @@ class _Group:
 
     key: str
     text_suffix: str
+    images_alone: bool = False
+    metadata: bytes = b""
     members: dict[str, bytes | None] = field(default_factory=dict)  # of the suffixes in use; None: bad
     others: list[str] = field(default_factory=list)
     bad: BadMember | None = None
@@ -123,14 +137,17 @@ class _Group:
             self.bad = self.bad or entry
         if suffix == self.text_suffix or suffix in IMAGE_SUFFIXES:
             self.members[suffix] = entry.data if isinstance(entry, Member) else None
-        elif len(self.others) < 4:
+            return
+        if self.images_alone and suffix == METADATA_SUFFIX and isinstance(entry, Member):
+            self.metadata = entry.data
+        if len(self.others) < 4:
             self.others.append(suffix)
 
     def finish(self, shard: str) -> Iterator[RawSample | Loss]:
         images = [data for suffix in IMAGE_SUFFIXES if (data := self.members.get(suffix)) is not None]
-        text = self.members.get(self.text_suffix)
+        text = self.members.get(self.text_suffix, b"" if self.images_alone else None)
         if images and text is not None:
-            yield RawSample(shard, self.key, images[0], text)
+            yield RawSample(shard, self.key, images[0], text, self.metadata)
             if len(images) > 1:
                 yield Loss(Cause.EXTRA_IMAGE, shard, self.key, f"{len(images)} images")
             if self.bad is not None:

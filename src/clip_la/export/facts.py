@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
@@ -76,7 +75,7 @@ def _with_figures(facts: Facts, run: Run) -> Facts:
     train = [point for point in run.train if point.samples <= facts.samples]
     loss = float(smooth_losses(train)[-1]) if train else math.nan
     latest: dict[str, EvalPoint] = {}
-    for point in sorted([*run.evals, *_watched(run.path)], key=lambda point: point.samples):
+    for point in sorted(run.evals, key=lambda point: point.samples):
         if point.samples <= facts.samples:
             latest[point.name] = point
     return Facts(
@@ -87,20 +86,6 @@ def _with_figures(facts: Facts, run: Run) -> Facts:
             "evaluations": tuple(latest.values()),
         }
     )
-
-
-def _watched(folder: Path) -> list[EvalPoint]:
-    """What `clip-la watch` found, off the training nodes."""
-    path = folder / "evals.jsonl"
-    points = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            line = json.loads(text)
-        except ValueError:  # empty, or torn by a kill
-            continue
-        if line.get("type") == "eval":
-            points.append(EvalPoint(int(line["samples"]), line["name"], line["metrics"]))
-    return points
 
 
 def public_text(value: Any) -> Any:
