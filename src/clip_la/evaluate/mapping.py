@@ -152,7 +152,7 @@ def _unknown(folders: Sequence[str], classes: ClassSet, noun: str) -> list[str]:
     else:
         about_numbers = (
             f"{noun}(s) are mere numbers, which don't say the class (positions are never used)",
-            f"give a file of `{noun}<TAB>name` lines, or --numeric-labels if they count the class list from 0",
+            f"give a file of `{noun}<TAB>name` lines, or --numeric-labels if they count the list from 0",
         )
     return [
         *_problem(numeric, about_numbers[0], str, about_numbers[1]),
