@@ -160,6 +160,7 @@ def init_world(device: str, backend: str | None = None, timeout_minutes: float =
 def _meet(launch: Launch, backend: str, timeout: timedelta) -> Store:
     """Join the process group; what the ranks then share is the store."""
     _set_rendezvous(os.environ)
+    store: Store
     try:
         store, _, _ = next(rendezvous("env://", launch.rank, launch.size, timeout=timeout))
         dist.init_process_group(

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from shard_builders import byte_tokenize, good_tar, pair, picture, tar_bytes, write_shards
+from PIL import Image
+from shard_builders import byte_tokenize, encode_image, good_tar, pair, picture, tar_bytes, write_shards
 
 from clip_la.data.check import check_data
 from clip_la.data.spec import DataSpec
@@ -40,6 +42,33 @@ def test_losses(tmp_path: Path, workers: int) -> None:
     assert examples["image_format"]["key"] == "bad"
     assert examples["shard_missing"]["shard"] == f"{tmp_path}/2.tar"
     assert [part["usable"] for part in content["parts"]] == [1, 0, 0]
+
+
+def test_bad_samples_cost_only_themselves_and_are_named(tmp_path: Path) -> None:
+    whole = encode_image(Image.effect_noise((64, 64), 90), "JPEG")
+    bad = {
+        "corrupt": (whole[:1000] + b"\xff\x01" * 20 + whole[1040:], b"a"),
+        "truncated": (whole[: len(whole) // 2], b"b"),
+        "latin1": (picture(3), "café".encode("latin-1")),
+        "empty": (picture(4), b""),
+    }
+    entries = [
+        *pair(0),
+        ("json.jpg", picture(1)),
+        ("json.txt", b"good number 1"),
+        ("json.json", b'{"broken":'),
+    ]
+    for key, (image, caption) in bad.items():
+        entries += [(f"{key}.jpg", image), (f"{key}.txt", caption)]
+    (tmp_path / "0.tar").write_bytes(tar_bytes(entries))
+    spec = DataSpec(f"{tmp_path}/0.tar", 1)
+    report = check_data(spec, byte_tokenize, progress=False)
+    assert report.num_usable == 2  # the broken json costs nothing
+    assert report.losses.to_counts() == {"image_corrupt": 2, "text_empty": 1, "text_encoding": 1}
+    named = {(loss.shard, loss.key) for loss in report.losses.first.values()}
+    assert named == {(f"{tmp_path}/0.tar", key) for key in ("corrupt", "latin1", "empty")}
+    kept = check_data(replace(spec, empty_caption="keep"), byte_tokenize, progress=False)
+    assert kept.num_usable == 3
 
 
 def test_nothing_at_all_is_not_clean(tmp_path: Path) -> None:

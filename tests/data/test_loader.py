@@ -4,6 +4,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
@@ -191,6 +193,65 @@ def test_no_usable_sample_stops_the_run(tmp_path: Path, workers: int) -> None:
     assert caught.value.counts == {"image_empty": 1, "no_image": 1, "shard_missing": 1, "shard_not_a_tar": 1}
 
 
+UNUSABLE = {
+    "dotted_suffixes": [("x.input.jpg", picture(0)), ("x.outputs.txt", text(0))],
+    "class_in_place_of_text": [("x.jpg", picture(0)), ("x.cls", b"3")],
+    "empty_tar": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "causes"),
+    [
+        ("dotted_suffixes", {"no_image": 1}),
+        ("class_in_place_of_text", {"no_text": 1}),
+        ("empty_tar", {"shard_empty": 1}),
+        ("missing", {"shard_missing": 1}),
+        ("garbage", {"shard_not_a_tar": 1}),
+    ],
+)
+def test_one_pass_over_unusable_shards_is_enough(kind: str, causes: dict[str, int], tmp_path: Path) -> None:
+    shard = tmp_path / "0.tar"
+    if kind != "missing":
+        shard.write_bytes(tar_bytes(UNUSABLE[kind]) if kind in UNUSABLE else b"garbage" * 500)
+    with pytest.raises(NoUsableSamples) as caught:
+        take(make_loader(str(shard)), 1)
+    assert caught.value.counts == causes
+    assert f"first {next(iter(causes))} in {shard}" in str(caught.value)
+
+
+def test_fewer_samples_a_worker_than_a_batch_are_no_endless_loop(tmp_path: Path) -> None:
+    data = write_shards(tmp_path, [range(2), range(10, 12)])
+    batches = take(make_loader(data, workers=2, num_samples=6), 4)
+    assert set(numbers(batches)) <= {0, 1, 10, 11}
+    with pytest.raises(NoUsableSamples):
+        take(make_loader(data, workers=2, batch_size=5, num_samples=5), 1)
+
+
+def test_a_truncated_shard_is_counted_during_training(tmp_path: Path) -> None:
+    """32 samples planned, 24 there: each of them once a pass, and the loss in the counters."""
+    whole = good_tar(range(8))
+    for shard in range(4):
+        (tmp_path / f"{shard}.tar").write_bytes(good_tar(range(8 * shard, 8 * shard + 8)))
+    (tmp_path / "3.tar").write_bytes(whole[:1000])
+    batches = take(make_loader(f"{tmp_path}/{{0..3}}.tar", num_samples=32, batch_size=8), 4)
+    assert set(numbers(batches)) == set(range(24))
+    counts = sum((Counter(batch.losses) for batch in batches), Counter())
+    assert counts["no_text"] >= 1
+    assert counts["shard_truncated"] >= 1
+    assert any(loss.shard.endswith("3.tar") for batch in batches for loss in batch.examples)
+
+
+def test_no_sample_is_put_together_from_two_shards(tmp_path: Path) -> None:
+    image, _, _ = pair(1, "k")
+    _, caption, _ = pair(2, "k")
+    (tmp_path / "0.tar").write_bytes(tar_bytes([*pair(0), image]))
+    (tmp_path / "1.tar").write_bytes(tar_bytes([caption, *pair(3)]))
+    (batch,) = take(make_loader(f"{tmp_path}/{{0..1}}.tar", num_samples=2, batch_size=2), 1)
+    assert sorted(numbers([batch])) == [0, 3]
+    assert batch.losses == {"no_image": 1, "no_text": 1}
+
+
 @pytest.mark.parametrize("resampled", [False, True])
 def test_fewer_samples_than_a_batch_stop_the_run(shards: str, resampled: bool) -> None:
     with pytest.raises(NoUsableSamples, match="fewer than the 64 usable"):
@@ -221,6 +282,13 @@ def test_fewer_shards_than_readers_are_refused(shards: str, options: dict[str, i
     with pytest.raises(ValueError, match=f"4 shards can't be shared by {readers} readers"):
         make_loader(shards, **options)
     assert len(take(make_loader(shards, resampled=True, **options), 2)) == 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_shard_for_two_ranks_is_refused_on_both(rank: int, tmp_path: Path) -> None:
+    data = write_shards(tmp_path, [range(8)])
+    with pytest.raises(ValueError, match=r"1 shards can't be shared by 2 readers \(2 ranks x 1 workers\)"):
+        make_loader(data, rank=rank, world_size=2)
 
 
 def test_size_of_the_virtual_epoch(shards: str, tmp_path: Path) -> None:
@@ -282,6 +350,22 @@ def test_spawned_workers_with_openclips_tokenizer_and_transform(shards: str) -> 
     spawned = take(TrainLoader(spec, preprocess, open_clip.get_tokenizer("ViT-B-32")), 3)
     forked = DataSpec(shards, batch_size=3, num_samples=24, workers=2, start_method="fork")
     assert_same(spawned, take(TrainLoader(forked, preprocess, open_clip.get_tokenizer("ViT-B-32")), 3))
+
+
+def test_reading_needs_no_webdataset(shards: str) -> None:
+    """Whichever release of webdataset is installed, the grouping is this package's own."""
+    code = (
+        "import sys; sys.modules['webdataset'] = None\n"
+        "from clip_la.data.loader import TrainLoader; from clip_la.data.spec import DataSpec\n"
+        "import open_clip, torchvision.transforms as t\n"
+        f"spec = DataSpec({shards!r}, batch_size=3, num_samples=24)\n"
+        "loader = TrainLoader(spec, t.ToTensor(), open_clip.get_tokenizer('ViT-B-32'))\n"
+        "print(next(iter(loader)).images.shape)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.strip() == "torch.Size([3, 3, 8, 8])", done.stderr
 
 
 @pytest.mark.slow

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
-from collections.abc import Callable
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,10 @@ import torch
 
 from clip_la import checkpoint
 from clip_la.config import ConfigError, RunConfig
+from clip_la.data.loader import Batch, TrainLoader
 from clip_la.distributed import init_world
+from clip_la.report.compare import compare
+from clip_la.report.runs import read_runs
 from clip_la.train import loop
 from clip_la.train.folder import run_folder
 from clip_la.train.loop import EXIT_FINISHED, EXIT_NON_FINITE, EXIT_STOPPED, train
@@ -136,6 +141,13 @@ def test_saves_by_samples_count_at_the_end_of_an_epoch_too(make_config: MakeConf
     assert found == ["epoch_0004_00000000000256.pt", "rolling_00000000000128.pt"]
 
 
+def test_saves_by_the_clock(make_config: MakeConfig) -> None:
+    config = make_config(epochs=1, save_every_minutes=0.0, keep_last=8)
+    train(config)
+    found = checkpoint.list_checkpoints(folder_of(config) / "checkpoints")
+    assert [checkpoint.samples_of(path) for path in found] == [64, 48, 32, 16]
+
+
 def test_a_finished_run_does_nothing_when_run_again(make_config: MakeConfig) -> None:
     config = make_config()
     train(config)
@@ -205,12 +217,86 @@ def test_a_single_bad_step_is_skipped_and_counted(
     assert steps == {15}
 
 
+def test_numbers_that_stop_being_finite_leave_the_last_good_file(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(save_every_samples=16, keep_last=1, max_bad_steps=3)
+    original = loop.step
+
+    def step(run: Run, *args: Any) -> Any:
+        if run.progress.step == 6:
+            with torch.no_grad():
+                run.bundle.model.get_parameter("visual.proj").fill_(float("nan"))
+        return original(run, *args)
+
+    monkeypatch.setattr(loop, "step", step)
+    assert train(config) == EXIT_NON_FINITE
+    (kept,) = checkpoint.list_checkpoints(folder_of(config) / "checkpoints")
+    assert checkpoint.samples_of(kept) == 6 * 16
+    assert all(torch.isfinite(weight).all() for weight in checkpoint.read(kept)["state_dict"].values())
+
+
+class FakeClock:
+    """Stands in for the `time` module of the meter; moves only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("seconds_of_data", "expected"), [(3.0, 0.75), (0.25, 0.2)])
+def test_time_spent_waiting_for_data_is_logged_with_a_hint(
+    seconds_of_data: float,
+    expected: float,
+    make_config: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="clip_la")
+    clock, original_step, original_batches = FakeClock(), loop.step, TrainLoader.__iter__
+
+    def step(*args: Any) -> Any:
+        clock.now += 1.0
+        return original_step(*args)
+
+    def slow_batches(loader: TrainLoader) -> Iterator[Batch]:
+        for batch in original_batches(loader):
+            clock.now += seconds_of_data
+            yield batch
+
+    monkeypatch.setattr("clip_la.train.meter.time", clock)
+    monkeypatch.setattr(loop, "step", step)
+    monkeypatch.setattr(TrainLoader, "__iter__", slow_batches)
+    config = make_config(epochs=2, log_every_n_steps=4)
+    assert train(config) == EXIT_FINISHED
+    assert [record["data_wait"] for record in records(config, "train")] == pytest.approx([expected] * 2)
+    log = (folder_of(config) / "out.log").read_text()
+    assert log.count(f"wait {100 * expected:.0f} %") == 2
+    assert ("training waits for data; more --workers" in log) == (expected > 0.25)
+
+
 class BrokenEvaluator:
     name = "broken"
 
+    def __init__(self, config: RunConfig) -> None:
+        self._folder = folder_of(config) / "checkpoints"
+        self.newest_files: list[int | None] = []
+
     def run(self, bundle: Any) -> dict[str, Any]:
+        self.newest_files.append(self._wait_for_file(64 * (len(self.newest_files) + 1)))
         torch.rand(100)  # an evaluation that draws random numbers must not move the training's
         raise RuntimeError("the tree is on fire")
+
+    def _wait_for_file(self, samples: int) -> int | None:
+        """Writing goes on in the background, evaluation or not."""
+        for _ in range(600):
+            found = checkpoint.list_checkpoints(self._folder)
+            if found and checkpoint.samples_of(found[0]) == samples:
+                return samples
+            time.sleep(0.1)
+        return None
 
 
 def test_a_failing_evaluation_is_reported_after_the_save(
@@ -218,8 +304,10 @@ def test_a_failing_evaluation_is_reported_after_the_save(
 ) -> None:
     plain, broken = make_config(name="plain"), make_config(name="broken")
     assert train(plain) == EXIT_FINISHED
-    monkeypatch.setattr("clip_la.train.run.build_evaluators", lambda config: [(1, BrokenEvaluator())])
+    evaluator = BrokenEvaluator(broken)
+    monkeypatch.setattr("clip_la.train.run.build_evaluators", lambda config: [(1, evaluator)])
     assert train(broken) == EXIT_FINISHED
+    assert evaluator.newest_files == [64, 128, 192, 256]
     assert len(records(broken, "eval_failed")) == 4
     assert "the tree is on fire" in (folder_of(broken) / "out.log").read_text()
     assert_equal(final_state(broken)["state_dict"], final_state(plain)["state_dict"], "weights")
@@ -245,6 +333,21 @@ def test_two_processes_cannot_train_in_one_folder(make_config: MakeConfig) -> No
     config = make_config()
     with run_folder(config), pytest.raises(ConfigError, match=rf"in use by process {os.getpid()} on"):
         train(config)
+
+
+def test_any_two_runs_can_be_told_apart_by_their_configs(make_config: MakeConfig) -> None:
+    folders = []
+    for name, lr in {"slow": 1e-4, "fast": 1e-3}.items():
+        config = make_config(name=name, lr=lr, epochs=1)
+        train(config)
+        folders.append(folder_of(config))
+    differences = compare(read_runs(folders)).config
+    assert differences.differs == {
+        "lr": {"slow": 1e-4, "fast": 1e-3},
+        "name": {"slow": "slow", "fast": "fast"},
+    }
+    recorded = {*differences.equal, *differences.differs}
+    assert {field.name for field in fields(RunConfig)} <= recorded
 
 
 def test_weights_of_another_attention_are_refused(make_config: MakeConfig) -> None:

@@ -154,8 +154,11 @@ def test_a_rank_that_is_killed_ends_the_other_with_the_reason(
     survivor = processes[1 - dies]
     output = survivor.communicate(timeout=60)[0]
     assert survivor.returncode == EXIT_PEER_FAILED, output
-    assert output.splitlines()[-1].startswith(f"clip-la: rank {dies} is gone without giving a reason"), output
+    reason = f"rank {dies} is gone without giving a reason"
+    assert output.splitlines()[-1].startswith(f"clip-la: {reason}"), output
     assert "Traceback" not in output
+    if dies == 1:
+        assert f"ended: {reason}" in (log.parent / "out.log").read_text()
     assert processes[dies].wait(60) == -signal.SIGKILL
 
 

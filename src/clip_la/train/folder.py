@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,8 +46,22 @@ def run_folder(config: RunConfig) -> Iterator[Path]:
         yield folder
 
 
-def log_to_file(folder: Path) -> None:
-    """Send this package's log lines to `out.log` too, beside the terminal."""
+@contextmanager
+def log_to_file(folder: Path) -> Iterator[None]:
+    """Send this package's log lines to `out.log` too, and to it alone the traceback of a fatal error."""
     handler = logging.FileHandler(folder / "out.log", encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.getLogger("clip_la").addHandler(handler)
+    package_logger = logging.getLogger("clip_la")
+    package_logger.addHandler(handler)
+    try:
+        yield
+    except Exception as error:
+        handler.handle(
+            package_logger.makeRecord(
+                package_logger.name, logging.ERROR, __file__, 0, "ended: %s", (error,), sys.exc_info()
+            )
+        )
+        raise
+    finally:
+        package_logger.removeHandler(handler)
+        handler.close()

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +53,14 @@ def train(config: RunConfig) -> int:
         PeerError: another rank failed, or is gone.
     """
     world = init_world(config.device, config.dist_backend, config.dist_timeout_minutes)
-    with StopRequest() as stop, shared_fate(world):
-        if not world.is_main:
+    with StopRequest() as stop, ExitStack() as resources, shared_fate(world):
+        if world.is_main:
+            folder = resources.enter_context(run_folder(config))
+            resources.enter_context(log_to_file(folder))
+        else:
+            folder = Path(config.logs) / str(config.name)
             logging.getLogger("clip_la").setLevel(logging.WARNING)  # rank 0 tells what all do
-            return fit(build_run(config, world, Path(config.logs) / str(config.name)), stop)
-        with run_folder(config) as folder:
-            log_to_file(folder)
-            return fit(build_run(config, world, folder), stop)
+        return fit(build_run(config, world, folder), stop)
 
 
 def fit(run: Run, stop: StopRequest) -> int:
