@@ -91,6 +91,8 @@ def build_parser() -> argparse.ArgumentParser:
         _add_report,
         _add_fit,
         _add_export,
+        _add_embed,
+        _add_classify,
         _add_runs,
         _add_models,
     ):
@@ -434,6 +436,58 @@ def _export(args: argparse.Namespace) -> int:
     from clip_la.inference.model import ModelChoice
 
     print("\n".join(run_export(ModelChoice.from_args(args), ExportOptions.from_args(args))))
+    return 0
+
+
+def _add_embed(commands: Any) -> None:
+    from clip_la.inference.embed import add_arguments
+    from clip_la.inference.model import add_model_arguments
+
+    parser = _command(
+        commands,
+        "embed",
+        _embed,
+        "Embeddings of images and texts: .npy with parquet metadata, in the layout of clip-retrieval.",
+    )
+    add_model_arguments(parser, positional=True)
+    parser.add_argument("--device", default="auto", help="auto, cuda or cpu (default: %(default)s)")
+    add_arguments(parser)
+
+
+def _embed(args: argparse.Namespace) -> int:
+    from clip_la.inference.embed import EmbedOptions, embed
+    from clip_la.inference.model import ModelChoice, load_model
+
+    options = EmbedOptions.from_args(args)
+    print(embed(load_model(ModelChoice.from_args(args), args.device), options))
+    return 0
+
+
+def _add_classify(commands: Any) -> None:
+    from clip_la.inference.classify import add_arguments
+    from clip_la.inference.model import add_model_arguments
+
+    parser = _command(
+        commands, "classify", _classify, "How probable each of your labels is for your pictures."
+    )
+    add_arguments(parser)
+    add_model_arguments(parser, positional=False)
+    parser.add_argument("--device", default="auto", help="auto, cuda or cpu (default: %(default)s)")
+
+
+def _classify(args: argparse.Namespace) -> int:
+    from clip_la.inference.classification import format_classification
+    from clip_la.inference.classify import ClassifyOptions, classify, find_pictures, read_labels
+    from clip_la.inference.model import ModelChoice, load_model
+
+    choice, options = ModelChoice.from_args(args), ClassifyOptions.from_args(args)
+    labels, pictures = read_labels(options), find_pictures(options.images)
+    result = classify(load_model(choice, args.device), options, labels, pictures)
+    print(format_classification(result, options.top))
+    named = set(map(Path, options.images))
+    failed = [path for path, found in zip(pictures, result.predictions, strict=True) if found.error]
+    if named.intersection(failed) or len(failed) == len(pictures):
+        return _fail(f"{len(failed)} of {len(pictures)} can't be read", EXIT_FAILED)
     return 0
 
 

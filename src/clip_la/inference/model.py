@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import open_clip
 import torch
-from torch import nn
 
 from clip_la.bundle import PRECISIONS, ClipBundle, resolve_model_config
 from clip_la.checkpoint import CheckpointError, load_bundle
@@ -131,15 +129,6 @@ def _from_openclip(
         precision=precision,
         device=torch.device(device),
     )
-
-
-def weights_hash(model: nn.Module) -> str:
-    """Twelve hex digits of the SHA-256 of all weights with their names."""
-    digest = hashlib.sha256()
-    for name, value in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:12]
 
 
 def probabilities(

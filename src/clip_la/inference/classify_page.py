@@ -1,0 +1,78 @@
+"""A classification as one HTML page that needs no other file: a card a picture, fine on a phone."""
+
+from __future__ import annotations
+
+from html import escape
+from importlib import resources
+
+from clip_la.inference.classification import Classification, Prediction
+
+_LABELS_SHOWN = 5
+
+
+def page(result: Classification, max_pictures: int) -> str:
+    """The whole page, with the first `max_pictures` readable pictures that have a thumbnail."""
+    style = resources.files("clip_la.inference").joinpath("classify.css").read_text(encoding="utf-8")
+    shown = [prediction for prediction in result.readable if prediction.thumbnail][:max_pictures]
+    title = f"{len(result.readable)} pictures, {len(result.labels)} labels"
+    sections = [
+        f"<h1>{escape(title)}</h1>",
+        f"<p class='fine'>{escape(_explanation(result, len(shown)))}</p>",
+        _counts(result),
+        "<h2>Pictures</h2><ul class='pictures'>" + "".join(_card(result, item) for item in shown) + "</ul>",
+        _unreadable(result),
+    ]
+    return (
+        "<!DOCTYPE html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(filter(None, sections))
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _explanation(result: Classification, num_shown: int) -> str:
+    sum_of = (
+        "The probabilities of a picture add up to 100 % over the labels given: one of them is always the "
+        "most probable, even where none is right."
+        if result.exclusive
+        else "Each label is judged by itself, so probabilities need not add up to 100 %."
+    )
+    left_out = len(result.readable) - num_shown
+    rest = f" {left_out} more pictures are not shown here." if left_out else ""
+    return (
+        f"Model {result.model} (attention {result.attention}), templates {result.templates}. {sum_of}{rest}"
+    )
+
+
+def _counts(result: Classification) -> str:
+    items = "".join(
+        _bar(label, f"{count}", count / len(result.readable))
+        for label, count in result.counts().most_common()
+    )
+    return f"<h2>Most probable label</h2><ol class='labels'>{items}</ol>" if items else ""
+
+
+def _card(result: Classification, prediction: Prediction) -> str:
+    ranked = prediction.top(result.labels, _LABELS_SHOWN)
+    bars = "".join(_bar(label, f"{100 * value:.1f} %", value) for label, value in ranked)
+    best, value = ranked[0]
+    alt = escape(f"{prediction.path}: most probably {best}, {100 * value:.1f} %", quote=True)
+    return (
+        f'<li><img src="data:image/jpeg;base64,{prediction.thumbnail}" alt="{alt}">'
+        f"<h3>{escape(prediction.path)}</h3><ol class='labels'>{bars}</ol></li>"
+    )
+
+
+def _bar(label: str, value: str, share: float) -> str:
+    return (
+        f"<li style='--share:{100 * share:.1f}%'><span>{escape(label)}</span> "
+        f"<span>{escape(value)}</span></li>"
+    )
+
+
+def _unreadable(result: Classification) -> str:
+    items = "".join(f"<li>{escape(f'{item.path}: {item.error}')}</li>" for item in result.unreadable)
+    if not items:
+        return ""
+    return f"<h2>{len(result.unreadable)} not readable</h2><ul class='unreadable'>{items}</ul>"
