@@ -12,8 +12,8 @@ from toy_clip import toy_bundle
 from toy_shards import shards_of_tree, write_tar
 from toy_tree import make_tree
 
-from clip_la.evaluate.shards import NumberedShards, find_shards
-from clip_la.evaluate.zeroshot import ZeroShot, name_of
+from clip_la.evaluate.shards import NumberedShards, find_shards, name_of
+from clip_la.evaluate.zeroshot import ZeroShot
 
 COUNTS = {"zebra": 9, "kite": 4, "hat": 7, "green_apple": 5, "crane": 1, "bottle": 3}
 NAMES = ("bottle", "crane", "green apple", "hat", "kite", "zebra")  # classnames.txt has them in this order
@@ -37,7 +37,7 @@ def counts(metrics: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in metrics.items() if not key.startswith("class_list")}
 
 
-@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("label", [index_of, str, lambda folder: f" {folder.upper()}\n"])
 def test_equal_to_folders(tree: Path, tmp_path: Path, label: Any, workers: int) -> None:
     shards = shards_of_tree(tree, tmp_path / "shards", label)
@@ -111,7 +111,7 @@ def test_digits_are_refused_where_place_and_name_differ(tree: Path, tmp_path: Pa
     names = tmp_path / "digits.txt"
     names.write_text("5\n4\n3\n2\n1\n0\n")
     with pytest.raises(
-        ValueError, match="label 0 may be the class at place 0 of .* or the class of that name"
+        ValueError, match=r"label 0 may be the class at place 0 of .* or the class of that name"
     ):
         run(shards, names)
     names.write_text("0\n1\n2\n3\n4\n5\n")
@@ -173,7 +173,7 @@ def test_what_is_no_set_of_shards(tmp_path: Path) -> None:
         ValueError, match=r"no image with a \.cls member in .*\n  no_label in .*has only .jpg"
     ):
         run(tmp_path / "x", "imagenet-1k")
-    with pytest.raises(ValueError, match="there is no shard .*b.tar"):
+    with pytest.raises(ValueError, match=r"there is no shard .*b.tar"):
         run(f"{tmp_path}/x/{{a,b}}.tar", "imagenet-1k")
     with pytest.raises(ValueError, match="no shard matches"):
         run(f"{tmp_path}/y/*.tar", "imagenet-1k")
@@ -183,7 +183,7 @@ def test_a_shard_that_changes_is_noticed(tree: Path, tmp_path: Path) -> None:
     shards = shards_of_tree(tree, tmp_path / "shards", index_of, sizes=(10**6,))
     evaluator = ZeroShot(shards, tree / "classnames.txt", workers=0)
     write_tar(tmp_path / "shards" / "00000.tar", [])
-    with pytest.raises(ValueError, match="had 29 images with a .cls, and has fewer now"):
+    with pytest.raises(ValueError, match=r"had 29 images with a .cls, and has fewer now"):
         evaluator.run(toy_bundle())
 
 
@@ -204,4 +204,6 @@ def test_what_counts_as_shards(tmp_path: Path) -> None:
     assert find_shards("s3://bucket/{0..3}.tar") == "s3://bucket/{0..3}.tar"
     assert find_shards("absent") is None
     assert name_of("/data/wds_cars/test/{0..3}.tar") == "wds_cars"
+    assert name_of("coco/captions_val2017.json") == "captions_val2017"
+    assert name_of("/data/v1.0") == "v1.0"
     assert name_of("s3://bucket/cars/*.tar::s3://bucket/more/*.tar") == "cars"

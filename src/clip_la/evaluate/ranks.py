@@ -88,5 +88,7 @@ def failing_together() -> Iterator[None]:
         error = caught
     messages = gather_over_ranks(None if error is None else f"{type(error).__name__}: {error}")
     failed = [f"rank {rank}: {message}" for rank, message in enumerate(messages) if message is not None]
+    if failed and len(set(messages)) == 1:
+        raise RanksError(f"every rank: {messages[0]}") from error
     if failed:
         raise RanksError("; ".join(failed)) from error

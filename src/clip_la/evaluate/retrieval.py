@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clip_la.evaluate import ranks
 from clip_la.evaluate.features import refuse_non_finite
 from clip_la.evaluate.tally import true_class_positions
 
@@ -26,7 +27,8 @@ def retrieval_metrics(
     """How well images find their texts and texts their image, by the features' dot products.
 
     An image may have many texts; it has found them when the best of its own is found. Ranks count from 1.
-    Of equal scores the one of lower index comes first. The N x N scores are computed a few rows at a time.
+    Of equal scores the one of lower index comes first. The N x N scores are computed a few rows at a time,
+    by all ranks together.
 
     Args:
         image_features: float32 (N, E), L2-normalised.
@@ -44,11 +46,11 @@ def retrieval_metrics(
     """
     _check_pairs(image_features, text_features, image_of_text)
     image_of_text = image_of_text.to(image_features.device)
-    images_ranks = _ranks(image_features, text_features, _best_own_text(image_of_text), scores_at_once)
-    texts_ranks = _ranks(text_features, image_features, lambda _, rows: image_of_text[rows], scores_at_once)
+    image_places = _ranks(image_features, text_features, _best_own_text(image_of_text), scores_at_once)
+    text_places = _ranks(text_features, image_features, lambda _, rows: image_of_text[rows], scores_at_once)
     return {
-        **_summary("image_to_text", images_ranks, recall_at),
-        **_summary("text_to_image", texts_ranks, recall_at),
+        **_summary("image_to_text", image_places, recall_at),
+        **_summary("text_to_image", text_places, recall_at),
         "num_images": len(image_features),
         "num_texts": len(text_features),
     }
@@ -83,19 +85,24 @@ def _best_own_text(image_of_text: Tensor) -> _Target:
 
 
 def _ranks(queries: Tensor, candidates: Tensor, target: _Target, scores_at_once: int) -> Tensor:
-    """The rank, from 1, of each query's target among the candidates, int64 (queries,)."""
-    parts = []
+    """The rank, from 1, of each query's target among the candidates, int64 (queries,), on the CPU.
+
+    Each rank of `torch.distributed` takes some of the blocks, which are the same for any number of ranks.
+    """
     num_rows = max(1, scores_at_once // len(candidates))
-    for rows in torch.split(torch.arange(len(queries), device=queries.device), num_rows):
-        scores = queries[rows] @ candidates.T
-        parts.append(true_class_positions(scores, target(scores, rows)) + 1)
-    return torch.cat(parts)
+    blocks = torch.split(torch.arange(len(queries), device=queries.device), num_rows)
+    with ranks.failing_together():
+        parts = []
+        for rows in ranks.share(blocks):
+            scores = queries[rows] @ candidates.T
+            parts.append((true_class_positions(scores, target(scores, rows)) + 1).cpu())
+    return torch.cat(ranks.interleave(ranks.gather_over_ranks(parts), len(blocks)))
 
 
-def _summary(direction: str, ranks: Tensor, recall_at: Sequence[int]) -> dict[str, float]:
-    recalls = {f"{direction}_recall@{k}": int((ranks <= k).sum()) / len(ranks) for k in recall_at}
+def _summary(direction: str, places: Tensor, recall_at: Sequence[int]) -> dict[str, float]:
+    recalls = {f"{direction}_recall@{k}": int((places <= k).sum()) / len(places) for k in recall_at}
     return {
         **recalls,
-        f"{direction}_mean_rank": ranks.double().mean().item(),
-        f"{direction}_median_rank": ranks.double().quantile(0.5).item(),
+        f"{direction}_mean_rank": places.double().mean().item(),
+        f"{direction}_median_rank": places.double().quantile(0.5).item(),
     }

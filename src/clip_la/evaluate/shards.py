@@ -38,6 +38,15 @@ def find_shards(data: str) -> str | None:
     return None
 
 
+def name_of(data: str) -> str:
+    """A short name for a file, folder or shard list; CLIP_benchmark's `test` gives way to the folder above."""
+    path = Path(data.split("::")[0])
+    if path.suffix in (".json", ".csv", ".tsv"):
+        return path.stem
+    folder = path.parent if path.suffix == ".tar" else path.resolve()
+    return folder.parent.name if folder.name == "test" else folder.name
+
+
 class NumberedShards:
     """Images of shards that have a text, numbered through all shards. Built by all ranks together.
 

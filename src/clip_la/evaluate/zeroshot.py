@@ -28,7 +28,7 @@ from clip_la.evaluate.journal import Journal
 from clip_la.evaluate.loading import load_batches, num_batches
 from clip_la.evaluate.mapping import map_folders
 from clip_la.evaluate.results import ZeroShotResult, format_class_rows, write_whole
-from clip_la.evaluate.shards import ShardImages, find_shards
+from clip_la.evaluate.shards import ShardImages, find_shards, name_of
 from clip_la.evaluate.tally import Answers, Tally
 from clip_la.evaluate.templates import load_templates
 
@@ -86,19 +86,20 @@ class ZeroShot:
             raise ValueError(f"batch_size is {batch_size} and workers {workers}; expected at least 1 and 0")
         self.name = name or f"zeroshot/{name_of(str(data))}"
         self.source = open_images(data)
-        self.templates = load_templates(
-            templates or self.source.file_beside(TEMPLATES_FILE) or _DEFAULT_TEMPLATES
-        )
-        self.classes = _classes_for(self.source, classnames, numeric_labels)
-        self.mapping = map_folders(
-            self.source.labels,
-            self.classes,
-            noun=self.source.noun,
-            allow_missing_classes=allow_missing_classes,
-            allow_unknown_folders=allow_unknown_folders,
-        )
-        self._distinct_names = list(dict.fromkeys(self.classes.names))
-        self._numbers, self._true_classes = self._images_of_classes()
+        with ranks.failing_together():
+            self.templates = load_templates(
+                templates or self.source.file_beside(TEMPLATES_FILE) or _DEFAULT_TEMPLATES
+            )
+            self.classes = _classes_for(self.source, classnames, numeric_labels)
+            self.mapping = map_folders(
+                self.source.labels,
+                self.classes,
+                noun=self.source.noun,
+                allow_missing_classes=allow_missing_classes,
+                allow_unknown_folders=allow_unknown_folders,
+            )
+            self._distinct_names = list(dict.fromkeys(self.classes.names))
+            self._numbers, self._true_classes = self._images_of_classes()
         self._batch_size = batch_size
         self._workers = workers
         self._per_class_csv = None if per_class_csv is None else Path(per_class_csv)
@@ -250,13 +251,6 @@ def open_images(data: str | Path) -> ImageSource:
         return ShardImages(shards)
     with ranks.failing_together():
         return FolderImages(data)
-
-
-def name_of(data: str) -> str:
-    """A short name for a tree or a shard list: the last folder's that isn't CLIP_benchmark's `test`."""
-    path = Path(data.split("::")[0])
-    folder = path.parent if path.suffix == ".tar" else path.resolve()
-    return folder.parent.name if folder.name == "test" else folder.name
 
 
 def _classes_for(source: ImageSource, classnames: str | Path | None, numeric_labels: bool) -> ClassSet:
