@@ -1,20 +1,18 @@
-"""A real Slurm cluster of two virtual nodes, and a small training job to send through it."""
+"""A real Slurm cluster of three virtual nodes, and a small training job to send through it."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import shutil
+import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from local_cluster import REPO_ROOT, Cluster
+from local_cluster import REPO_ROOT, SCRIPT, Cluster, remove_abandoned, running_cluster
 
 
 def _train_conftest() -> ModuleType:
@@ -36,38 +34,31 @@ def write_model(path: Path, attention: dict[str, Any] | None) -> None:
     path.write_text(json.dumps({**config, **({"attention": attention} if attention else {})}))
 
 
-@pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nodes, a folder with shards, models, and run configs `tiny.yaml` and `tiny-softmax.yaml`."""
-    if os.geteuid() != 0 or shutil.which("slurmctld") is None:
-        pytest.skip("needs root and an installed Slurm (scripts/test.sh --slurm)")
-    folder = tmp_path_factory.mktemp("cluster")
+def write_folder(folder: Path) -> None:
+    """What jobs are sent from: shards, models, configs `tiny.yaml` and `tiny-softmax.yaml`, a site file."""
     (folder / "shards").mkdir()
     shards = _train_conftest().write_shards(folder / "shards")
     write_model(folder / "ViT-tiny.json", {"kind": "eq7", "gain": "learned", "scale": "length"})
     write_model(folder / "ViT-tiny-softmax.json", None)
     (folder / "base.yaml").write_text(
-        f"train-data: {shards}\nbatch-size: 8\nepochs: 40\nlr: 1e-3\nwarmup: 2\nworkers: 1\nprecision: fp32\n"
+        f"train-data: {shards}\nbatch-size: 8\nepochs: 20\nlr: 1e-3\nwarmup: 2\nworkers: 1\nprecision: fp32\n"
         "device: cpu\nlog-every-n-steps: 2\nsave-frequency: 0\nsave-every-samples: 160\n"
     )
     (folder / "tiny.yaml").write_text("base: base.yaml\nmodel: ViT-tiny.json\n")
     (folder / "tiny-softmax.yaml").write_text("base: base.yaml\nmodel: ViT-tiny-softmax.json\n")
-    source = REPO_ROOT / "src"
     (folder / "site.sh").write_text(
-        f"export PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={source} OMP_NUM_THREADS=1\n"
+        f"export PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={REPO_ROOT / 'src'} OMP_NUM_THREADS=1\n"
     )
-    state = Path(tempfile.mkdtemp(prefix="clip_la_slurm_"))
-    state.chmod(0o755)  # munged wants it so, up to the root
-    environment = {
-        **os.environ,
-        "SLURM_LOCAL_DIR": str(state),
-        "SLURM_CONF": str(state / "slurm.conf"),
-        "CLIP_LA_SITE": str(folder / "site.sh"),
-    }
-    made = Cluster(folder, environment)
-    made.control("start")
-    try:
-        yield made
-    finally:
-        made.control("stop")
-        shutil.rmtree(state, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three nodes that live as long as this process, and a folder of `write_folder`."""
+    able = subprocess.run([SCRIPT, "able"], capture_output=True, text=True, check=False)
+    if able.returncode != 0:
+        pytest.skip(able.stderr.strip())
+    folder = tmp_path_factory.mktemp("cluster")
+    write_folder(folder)
+    remove_abandoned()
+    with running_cluster() as environment:
+        yield Cluster(folder, {**environment, "CLIP_LA_SITE": str(folder / "site.sh")})

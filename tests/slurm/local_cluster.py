@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import random
 import re
+import socket
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +21,67 @@ SCRIPT = Path(__file__).with_name("slurm_local.sh")
 UNDER_WAY = {"PENDING", "RUNNING", "COMPLETING", "REQUEUED", "CONFIGURING", "SIGNALING", "STAGE_OUT"}
 # Idle, a start takes some seconds; the machine may be shared by many.
 PATIENCE_SECONDS = 400.0
+PREFIX = "clip_la_slurm_"
+NUM_NODES = 3
+PORTS = range(16000, 19900, 10)
+
+
+@contextmanager
+def running_cluster() -> Iterator[dict[str, str]]:
+    """Start a cluster; its clients' environment.
+
+    A process of its own waits for this one to let go of a lock, here or by dying, and then ends the cluster.
+    """
+    state = Path(tempfile.mkdtemp(prefix=PREFIX))
+    state.chmod(0o755)  # munged wants it so, up to the root
+    port = _free_port()
+    environment = {
+        **os.environ,
+        "SLURM_LOCAL_DIR": str(state),
+        "SLURM_LOCAL_PORT": str(port),
+        "SLURM_LOCAL_FIRST_JOB": str((port - PORTS.start) * 10 + 1),
+        "SLURM_LOCAL_NODES": str(NUM_NODES),
+        "SLURM_CONF": str(state / "slurm.conf"),
+    }
+    with (state / "owner").open("w") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        guard = subprocess.Popen([SCRIPT, "guard", owner.name], env=environment, start_new_session=True)
+        try:
+            subprocess.run([SCRIPT, "start"], env=environment, check=True)
+            yield environment
+        finally:
+            owner.close()
+            guard.wait()
+
+
+def remove_abandoned() -> None:
+    """End clusters that neither a test session nor a guard looks after any more."""
+    for file in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/owner"):
+        with file.open("a") as owner:
+            try:
+                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue
+        environment = {**os.environ, "SLURM_LOCAL_DIR": str(file.parent)}
+        subprocess.run([SCRIPT, "guard", file], env=environment, check=True)
+
+
+def _free_port() -> int:
+    """A port that nobody listens on, nor on those that the nodes take after it."""
+    while True:
+        first = random.choice(PORTS)
+        if all(_is_free(port) for port in range(first, first + NUM_NODES + 1)):
+            return first
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:

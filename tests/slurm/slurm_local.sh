@@ -2,8 +2,11 @@
 # A real Slurm cluster of several virtual nodes on one Debian machine, for tests. Run as root.
 #
 #   slurm_local.sh install      install Debian's packages of Slurm, those that are missing
+#   slurm_local.sh able         exit status 0 if this machine can run a cluster, else 1 and why not
 #   slurm_local.sh start        start munged, slurmctld and the nodes, with no jobs from before
 #   slurm_local.sh stop         end all of it (state and logs stay in $SLURM_LOCAL_DIR)
+#   slurm_local.sh guard FILE   wait until nobody holds a lock on FILE any more (a process that dies lets go of
+#                               it), then stop and remove $SLURM_LOCAL_DIR
 #   slurm_local.sh status       processes and sinfo; exit status 0 only if every node is usable
 #   slurm_local.sh env          print the `export` lines a client needs (eval it)
 #   slurm_local.sh crash NODE   a node dies: slurmd, its steps and all their processes, at once
@@ -22,6 +25,7 @@ CPUS=${SLURM_LOCAL_CPUS:-64}                  # per node, need not be there
 MEMORY_MB=${SLURM_LOCAL_MEMORY_MB:-512000}    # per node, need not be there
 GPUS=${SLURM_LOCAL_GPUS:-8}                   # per node, copies of /dev/null
 PORT=${SLURM_LOCAL_PORT:-16817}               # slurmctld's; node K has PORT + K
+FIRST_JOB=${SLURM_LOCAL_FIRST_JOB:-1}         # its id: jobs of two clusters that take ports by it stay apart
 KILL_WAIT=${SLURM_LOCAL_KILL_WAIT:-10}        # seconds from SIGTERM to SIGKILL
 REQUEUE_WAIT=${SLURM_LOCAL_REQUEUE_WAIT:-5}   # seconds a requeued job waits (Slurm's default: 120)
 GRACE_TIME=${SLURM_LOCAL_GRACE_TIME:-20}      # seconds that a preempted job gets after SIGTERM
@@ -86,6 +90,7 @@ write_config() {
 ClusterName=local
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort=$PORT
+FirstJobId=$FIRST_JOB
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -176,9 +181,15 @@ nodes_usable() {
   (($(grep -cxE 'idle|mixed|allocated|completing' <<<"$states") == NODES))
 }
 
-start() {
+able() {
   ((EUID == 0)) || die "must be root"
   [[ -z $(missing_packages) ]] || die "not installed: $(missing_packages | xargs); see '$0 install'"
+  unshare --uts --mount --ipc --pid --fork --mount-proc mount -t tmpfs tmpfs /dev/shm 2>/dev/null ||
+    die "this machine forbids namespaces (a container without CAP_SYS_ADMIN?)"
+}
+
+start() {
+  able
   ! alive "$DIR/run/slurmctld.pid" || die "is running already in $DIR"
   stop    # what an earlier start that failed has left
   rm -rf "$DIR/state" "$DIR/spool" "$DIR/log"
@@ -199,6 +210,12 @@ stop() {
   end_process "$DIR/munge/pid" TERM
 }
 
+guard() {
+  flock "$1" true
+  stop
+  rm -rf "$DIR"
+}
+
 status() {
   local name file
   for file in "$DIR/munge/pid" "$DIR/run/slurmctld.pid"; do
@@ -214,9 +231,10 @@ status() {
 }
 
 case ${1:-} in
-  install|start|stop|status) "$1" ;;
+  install|able|start|stop|status) "$1" ;;
+  guard) guard "${2:?}" ;;
   env) echo "export SLURM_CONF='$SLURM_CONF'" ;;
   crash) check_node "${2:-}"; end_process "$DIR/run/$2.pid" KILL ;;
   boot) check_node "${2:-}"; end_process "$DIR/run/$2.pid" KILL; boot_node "$2" ;;
-  *) die "usage: $0 install|start|stop|status|env|crash NODE|boot NODE" ;;
+  *) die "usage: $0 install|able|start|stop|status|env|guard FILE|crash NODE|boot NODE" ;;
 esac

@@ -9,6 +9,8 @@ import pytest
 from local_cluster import REPO_ROOT, Cluster, wait_until
 from PIL import Image
 
+from clip_la.report.runs import read_run
+
 pytestmark = pytest.mark.slurm
 SLURM = REPO_ROOT / "slurm"
 
@@ -44,15 +46,17 @@ def test_compare_watch_report_and_eval(cluster: Cluster, zeroshot: list[str | Pa
     assert "tiny-softmax" in html
 
     assert cluster.wait(watcher) == ("COMPLETED", 0), cluster.output(watcher)
-    lines = (cluster.folder / "logs" / "tiny" / "evals.jsonl").read_text().splitlines()
-    watched = [json.loads(line) for line in lines]
-    assert [line["checkpoint"][:10] for line in watched] == ["epoch_0002", "epoch_0004"]
+    watched = read_run(cluster.folder / "logs" / "tiny").evals
+    assert [(point.samples, point.name) for point in watched] == [
+        (128, "zeroshot/tree"),
+        (256, "zeroshot/tree"),
+    ]
 
     job = cluster.submit(SLURM / "eval.sbatch", "logs/tiny", *zeroshot, "--json", "result.json", nodes=2)
     assert cluster.wait(job) == ("COMPLETED", 0), cluster.output(job)
     sharded = json.loads((cluster.folder / "result.json").read_text())
     assert sharded["metrics"]["num_images"] == 6
-    assert sharded["metrics"] == watched[-1]["metrics"]
+    assert sharded["metrics"] == watched[-1].metrics
 
 
 def test_an_evaluation_that_cannot_run_fails(cluster: Cluster, zeroshot: list[str | Path]) -> None:
