@@ -17,3 +17,9 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no data folder at {folder} (set CLIP_LA_SHARED_DATA)")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test reads or fills the user's own cache of evaluations."""
+    os.environ["CLIP_LA_CACHE"] = str(tmp_path_factory.mktemp("cache"))

@@ -40,16 +40,18 @@ def _run(args: argparse.Namespace) -> int:
     from clip_la.config import ConfigError
     from clip_la.data.loader import NoUsableSamples
     from clip_la.distributed import LaunchError
+    from clip_la.evaluate.ranks import RanksError
     from clip_la.openclip import WeightsError
     from clip_la.peers import PeerError
 
+    expected = CheckpointError, LaunchError, NoUsableSamples, RanksError, WeightsError, ValueError, OSError
     try:
         code: int = args.run(args)
     except ConfigError as error:
         return _fail(error, EXIT_USAGE)
     except PeerError as error:
         return _fail(error, EXIT_PEER_FAILED)
-    except (CheckpointError, LaunchError, NoUsableSamples, WeightsError, ValueError, OSError) as error:
+    except expected as error:
         return _fail(error, EXIT_FAILED)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
@@ -286,30 +288,31 @@ def _models(args: argparse.Namespace) -> int:
 
 def _add_eval(commands: Any) -> None:
     from clip_la.evaluate.command import add_arguments
+    from clip_la.inference.model import add_model_arguments
 
     parser = _command(
-        commands, "eval", _eval, "Zero-shot accuracy of a checkpoint over a tree of image folders."
+        commands,
+        "eval",
+        _eval,
+        "Zero-shot accuracy, or image-text retrieval, of any CLIP that OpenCLIP builds.",
     )
-    parser.add_argument(
-        "--checkpoint", type=Path, required=True, metavar="FILE", help="checkpoint, or a run's folder"
-    )
-    parser.add_argument("--precision", default=None, help="default: the one it was trained in")
+    add_model_arguments(parser, positional=False)
     parser.add_argument("--device", default="auto", help="auto, cuda or cpu (default: %(default)s)")
     add_arguments(parser)
 
 
 def _eval(args: argparse.Namespace) -> int:
-    from clip_la.checkpoint import load_bundle
     from clip_la.distributed import init_world
-    from clip_la.evaluate.command import ZeroShotOptions, format_zero_shot, run_zero_shot
+    from clip_la.evaluate.command import EvalOptions, format_evaluation, run_evaluation
+    from clip_la.inference.model import ModelChoice, load_model
     from clip_la.peers import shared_fate
 
+    choice, options = ModelChoice.from_args(args), EvalOptions.from_args(args)
     world = init_world(args.device)
     with shared_fate(world):
-        bundle = load_bundle(args.checkpoint, precision=args.precision, device=world.device)
-        report = run_zero_shot(bundle, ZeroShotOptions.from_args(args), str(args.checkpoint))
+        report = run_evaluation(load_model(choice, world.device), options, str(choice))
         if world.is_main:
-            print(format_zero_shot(report))
+            print(format_evaluation(report))
     return 0
 
 
@@ -343,23 +346,24 @@ def _watch(args: argparse.Namespace) -> int:
     from clip_la.checkpoint import load_bundle
     from clip_la.cluster.watch import watch
     from clip_la.distributed import init_world
-    from clip_la.evaluate.command import ZeroShotOptions, format_zero_shot, run_zero_shot
+    from clip_la.evaluate.command import EvalOptions, format_evaluation, run_evaluation
     from clip_la.peers import shared_fate
 
+    options = EvalOptions.from_args(args)
     world = init_world(args.device)
 
     def evaluate(path: Path) -> dict[str, Any]:
         bundle = load_bundle(path, precision=args.precision, device=world.device)
-        report = run_zero_shot(bundle, ZeroShotOptions.from_args(args), str(path))
+        report = run_evaluation(bundle, options, str(path))
         if world.is_main:
-            print(format_zero_shot(report), flush=True)
+            print(format_evaluation(report), flush=True)
         metrics: dict[str, Any] = report["metrics"]
         return metrics
 
     with shared_fate(world):
         num_evaluated = watch(
             args.run_folder,
-            f"zeroshot/{args.zeroshot.name}",
+            options.name,
             evaluate,
             world,
             poll_seconds=args.poll_seconds,

@@ -12,111 +12,171 @@ from typing import Any
 from clip_la.attention.spec import AttentionSpec
 from clip_la.bundle import ClipBundle
 from clip_la.evaluate import ranks
+from clip_la.evaluate.cache import EvaluationCache, default_folder
+from clip_la.evaluate.caption_retrieval import CaptionRetrieval
+from clip_la.evaluate.classes import CLASS_LISTS
 from clip_la.evaluate.results import format_class_rows, write_whole
+from clip_la.evaluate.shards import name_of
 from clip_la.evaluate.templates import TEMPLATE_SETS
-from clip_la.evaluate.wordnet import RELEASES
-from clip_la.evaluate.zeroshot import ZeroShot
+from clip_la.evaluate.zeroshot import CLASSES_FILE, ZeroShot
 
 _NUM_CONFUSIONS = 20
 _NUM_CONFUSIONS_PRINTED = 5
 
 
 @dataclass(frozen=True)
-class ZeroShotOptions:
-    """What `clip-la eval --zeroshot` is told beside the model; see `add_arguments` for the meanings."""
+class EvalOptions:
+    """What `clip-la eval` is told beside the model; see `add_arguments` for the meanings."""
 
-    zeroshot: Path
-    classnames: str
-    templates: str = "openai-80"
-    batch_size: int = 64
-    workers: int = 2
+    zeroshot: str | None = None
+    classnames: str | None = None
+    templates: str | None = None
+    numeric_labels: bool = False
     allow_missing_classes: bool = False
     allow_unknown_folders: bool = False
     per_class_csv: Path | None = None
+    retrieval: str | None = None
+    images: Path | None = None
+    split: str = "test"
+    batch_size: int = 64
+    workers: int = 2
     json: Path | None = None
+    cache: Path | None = None
+    no_cache: bool = False
 
     @classmethod
-    def from_args(cls, args: argparse.Namespace) -> ZeroShotOptions:
+    def from_args(cls, args: argparse.Namespace) -> EvalOptions:
         return cls(**{name: getattr(args, name) for name in cls.__dataclass_fields__})
+
+    @property
+    def name(self) -> str:
+        """Of the evaluation, as in a run's metrics."""
+        kind, data = (
+            ("zeroshot", self.zeroshot) if self.zeroshot is not None else ("retrieval", self.retrieval)
+        )
+        return f"{kind}/{name_of(str(data))}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `ZeroShotOptions`."""
-    add = parser.add_argument
-    add("--zeroshot", type=Path, required=True, metavar="DIR", help="tree with one folder of images a class")
+    """The flags of `EvalOptions`."""
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--zeroshot",
+        metavar="DATA",
+        help="classify images: a tree with one folder of images a class, or webdataset shards with .cls "
+        "labels ('dir/{0..7}.tar', or a folder of them)",
+    )
+    what.add_argument(
+        "--retrieval",
+        metavar="DATA",
+        help="find images by caption and captions by image: a .csv or .tsv file of images and captions, "
+        "COCO's or Karpathy's .json, or shards whose .txt has a caption a line",
+    )
+    _add_zero_shot_arguments(parser.add_argument_group("with --zeroshot"))
+    _add_retrieval_arguments(parser.add_argument_group("with --retrieval"))
+    add, defaults = parser.add_argument, EvalOptions
+    add("--batch-size", type=int, default=defaults.batch_size, help="images a batch (default: %(default)s)")
+    add("--workers", type=int, default=defaults.workers, help="decoding processes (default: %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write the whole result")
+    add(
+        "--cache",
+        type=Path,
+        metavar="DIR",
+        help="where text features are kept, and how far an evaluation has come, so that one that was killed "
+        f"continues (default: $CLIP_LA_CACHE, or {default_folder()})",
+    )
+    add("--no-cache", action="store_true", help="keep nothing")
+
+
+def _add_zero_shot_arguments(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--classnames",
-        required=True,
-        metavar="FILE",
+        metavar="FILE|LIST",
         help="class names: .txt with `name` or `folder<TAB>name` lines, .json, .csv, or one of "
-        f"{', '.join(RELEASES)} by WordNet id",
+        f"{', '.join(CLASS_LISTS)} (default: {CLASSES_FILE} in the tree, or beside the shards or above them)",
     )
     add(
         "--templates",
-        default=ZeroShotOptions.templates,
         metavar="NAME|FILE",
-        help=f"prompt templates: {', '.join(TEMPLATE_SETS)}, or a file (default: %(default)s)",
+        help=f"prompt templates: {', '.join(TEMPLATE_SETS)}, or a file (default: those beside the shards, "
+        "or openai-80)",
     )
     add(
-        "--batch-size",
-        type=int,
-        default=ZeroShotOptions.batch_size,
-        help="images a batch (default: %(default)s)",
+        "--numeric-labels",
+        action="store_true",
+        help="folders called by numbers count the class list from 0 (numeric labels of shards always do)",
     )
-    add(
-        "--workers",
-        type=int,
-        default=ZeroShotOptions.workers,
-        help="decoding processes (default: %(default)s)",
-    )
-    add("--allow-missing-classes", action="store_true", help="accept classes that have no folder")
-    add("--allow-unknown-folders", action="store_true", help="leave out folders that are no class")
+    add("--allow-missing-classes", action="store_true", help="accept classes that have no folder or label")
+    add("--allow-unknown-folders", action="store_true", help="leave out folders or labels that are no class")
     add("--per-class-csv", type=Path, metavar="FILE", help="write a row a class")
-    add("--json", type=Path, metavar="FILE", help="write the whole result")
 
 
-def run_zero_shot(
-    bundle: ClipBundle, options: ZeroShotOptions, checkpoint: str | None = None
-) -> dict[str, Any]:
-    """Evaluate and write the files that are asked for.
+def _add_retrieval_arguments(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--images", type=Path, metavar="DIR", help="folder of the file's images (default: the file's own)")
+    add("--split", default=EvalOptions.split, help="of a Karpathy file (default: %(default)s)")
+
+
+def run_evaluation(bundle: ClipBundle, options: EvalOptions, checkpoint: str | None = None) -> dict[str, Any]:
+    """Evaluate and write the files that are asked for. Called by all ranks together.
 
     Returns:
-        JSON-safe: `model`, `attention`, `precision`, `checkpoint`, `zeroshot` (the tree), `metrics` (see
-        `ZeroShotResult.metrics`), and `most_confused`, the wrong answers given most often.
+        JSON-safe: `name`, `model`, `attention`, `precision`, `checkpoint`, `data`, `metrics` (see
+        `ZeroShotResult.metrics` and `CaptionRetrieval.run`), and for a zero-shot evaluation `most_confused`,
+        the wrong answers given most often.
 
     Raises:
-        ValueError: see `ZeroShot`.
+        ValueError: the data or the classes can't be used; see `ZeroShot` and `CaptionRetrieval`.
+        RanksError: on all ranks, where something happened on some of several.
     """
-    evaluator = ZeroShot(
-        options.zeroshot,
-        options.classnames,
-        options.templates,
-        batch_size=options.batch_size,
-        workers=options.workers,
-        allow_missing_classes=options.allow_missing_classes,
-        allow_unknown_folders=options.allow_unknown_folders,
-    )
     with ranks.failing_together():
         _prepare_files(options)
-    result = evaluator.evaluate(bundle)
     report = {
+        "name": options.name,
         "model": bundle.model_name,
         "attention": bundle.spec.to_config(),
         "precision": bundle.precision,
         "checkpoint": checkpoint,
-        "zeroshot": str(options.zeroshot),
-        "metrics": result.metrics(),
-        "most_confused": [asdict(confusion) for confusion in result.confusions()[:_NUM_CONFUSIONS]],
+        "data": options.zeroshot or options.retrieval,
+        **(_zero_shot(bundle, options) if options.zeroshot is not None else _retrieval(bundle, options)),
     }
-    if ranks.rank_and_world_size()[0] == 0:
-        if options.per_class_csv is not None:
-            write_whole(options.per_class_csv, format_class_rows(result.class_rows()))
-        if options.json is not None:
-            write_whole(options.json, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    if options.json is not None and ranks.rank_and_world_size()[0] == 0:
+        write_whole(options.json, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     return report
 
 
-def _prepare_files(options: ZeroShotOptions) -> None:
+def _zero_shot(bundle: ClipBundle, options: EvalOptions) -> dict[str, Any]:
+    evaluator = ZeroShot(
+        str(options.zeroshot),
+        options.classnames,
+        options.templates,
+        batch_size=options.batch_size,
+        workers=options.workers,
+        numeric_labels=options.numeric_labels,
+        allow_missing_classes=options.allow_missing_classes,
+        allow_unknown_folders=options.allow_unknown_folders,
+        cache=None if options.no_cache else EvaluationCache(options.cache or default_folder()),
+    )
+    result = evaluator.evaluate(bundle)
+    if options.per_class_csv is not None and ranks.rank_and_world_size()[0] == 0:
+        write_whole(options.per_class_csv, format_class_rows(result.class_rows()))
+    confusions = [asdict(confusion) for confusion in result.confusions()[:_NUM_CONFUSIONS]]
+    return {"metrics": result.metrics(), "most_confused": confusions}
+
+
+def _retrieval(bundle: ClipBundle, options: EvalOptions) -> dict[str, Any]:
+    evaluator = CaptionRetrieval(
+        str(options.retrieval),
+        images=options.images,
+        split=options.split,
+        batch_size=options.batch_size,
+        workers=options.workers,
+    )
+    return {"metrics": evaluator.run(bundle)}
+
+
+def _prepare_files(options: EvalOptions) -> None:
     """Make the folders of the files to write, so that what can't be written fails before the work."""
     for path in (options.per_class_csv, options.json):
         if path is None:
@@ -126,17 +186,22 @@ def _prepare_files(options: ZeroShotOptions) -> None:
             raise ValueError(f"can't write {path}: it is a folder, or its folder can't be written to")
 
 
-def format_zero_shot(report: dict[str, Any]) -> str:
-    """The report of `run_zero_shot` as a table for people."""
-    metrics = report["metrics"]
+def format_evaluation(report: dict[str, Any]) -> str:
+    """The report of `run_evaluation` as a table for people."""
+    attention = AttentionSpec.from_config(report["attention"])
     rows = [
-        (
-            "model",
-            f"{report['model']}, {AttentionSpec.from_config(report['attention'])}, {report['precision']}",
-        ),
+        ("model", f"{report['model']}, {attention}, {report['precision']}"),
         ("checkpoint", report["checkpoint"]),
-        ("images", f"{report['zeroshot']}: {metrics['num_images']} in {metrics['num_classes']} classes"),
-        ("class list", metrics["class_list_hash"]),
+        *(_zero_shot_rows(report) if "most_confused" in report else _retrieval_rows(report)),
+    ]
+    return "\n".join(f"{label:<16}{value}" for label, value in rows if value is not None)
+
+
+def _zero_shot_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    metrics = report["metrics"]
+    return [
+        ("images", f"{report['data']}: {metrics['num_images']} in {metrics['num_classes']} classes"),
+        ("class list", f"{metrics['class_list']} ({metrics['class_list_hash']})"),
         ("templates", f"{metrics['templates']} ({metrics['templates_hash']})"),
         (
             "top-1",
@@ -152,16 +217,26 @@ def format_zero_shot(report: dict[str, Any]) -> str:
             if pair["num_images"] > 1
         ),
     ]
-    return "\n".join(f"{label:<16}{value}" for label, value in rows if value is not None)
+
+
+def _retrieval_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    metrics = report["metrics"]
+    rows = [("data", f"{report['data']}: {metrics['num_images']} images, {metrics['num_texts']} captions")]
+    for direction, label in (("image_to_text", "image to text"), ("text_to_image", "text to image")):
+        recalls = ", ".join(f"@{k} {metrics[f'{direction}_recall@{k}']:.2%}" for k in (1, 5, 10))
+        mean, median = metrics[f"{direction}_mean_rank"], metrics[f"{direction}_median_rank"]
+        rows.append((label, f"recall {recalls}; rank: mean {mean:.1f}, median {median:g}"))
+    return [*rows, *(("note", note) for note in _notes(metrics))]
 
 
 def _notes(metrics: dict[str, Any]) -> list[str]:
     sentences = {
         "num_unreadable": "image(s) could not be read and count nowhere",
+        "num_captions_left_out": "caption(s) of images that could not be read were left out",
         "num_other_files": "file(s) in class folders are no images by their suffix",
-        "num_missing_classes": "class(es) have no folder; they stay possible answers",
+        "num_missing_classes": "class(es) have no folder or label; they stay possible answers",
         "num_classes_without_images": "class(es) have no readable image; not in the mean per class",
-        "num_unknown_folders": "folder(s) are no class and were left out",
+        "num_unknown_folders": "folder(s) or label(s) are no class and were left out",
         "num_duplicate_names": "class(es) share their name with another; ties go to the first of them",
     }
-    return [f"{metrics[key]} {sentence}" for key, sentence in sentences.items() if metrics[key]]
+    return [f"{metrics[key]} {sentence}" for key, sentence in sentences.items() if metrics.get(key)]

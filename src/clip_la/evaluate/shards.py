@@ -39,7 +39,7 @@ def find_shards(data: str) -> str | None:
 
 
 def name_of(data: str) -> str:
-    """A short name for a file, folder or shard list; CLIP_benchmark's `test` gives way to the folder above."""
+    """A short name for a file, folder or shard list; CLIP_benchmark's `test` gives way to its parent."""
     path = Path(data.split("::")[0])
     if path.suffix in (".json", ".csv", ".tsv"):
         return path.stem
