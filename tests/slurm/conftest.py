@@ -47,7 +47,7 @@ def write_folder(folder: Path) -> None:
     (folder / "tiny.yaml").write_text("base: base.yaml\nmodel: ViT-tiny.json\n")
     (folder / "tiny-softmax.yaml").write_text("base: base.yaml\nmodel: ViT-tiny-softmax.json\n")
     (folder / "site.sh").write_text(
-        f"export PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={REPO_ROOT / 'src'} OMP_NUM_THREADS=1\n"
+        f"export PATH='{Path(sys.executable).parent}':$PATH PYTHONPATH='{REPO_ROOT}/src' OMP_NUM_THREADS=1\n"
     )
 
 
