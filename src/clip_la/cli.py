@@ -21,7 +21,7 @@ _EXIT_CODES = """exit codes:
   3   training stopped: too many non-finite steps in a row; the last good checkpoint is kept
   4   another rank of the job failed or is gone; the last line says which and why; the same command continues
   75  training was stopped by SIGTERM, SIGUSR1 or SIGINT and has saved; the same command continues
-  128 + N  killed by signal N, as a shell reports it; a second stop signal ends training so, without a save"""
+  128 + N  ended by signal N at once; a second stop signal ends training so, without a save"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -287,6 +287,7 @@ def _models(args: argparse.Namespace) -> int:
 
 
 def _add_eval(commands: Any) -> None:
+    from clip_la.evaluate import benchmark
     from clip_la.evaluate.command import add_arguments
     from clip_la.inference.model import add_model_arguments
 
@@ -298,7 +299,7 @@ def _add_eval(commands: Any) -> None:
     )
     add_model_arguments(parser, positional=False)
     parser.add_argument("--device", default="auto", help="auto, cuda or cpu (default: %(default)s)")
-    add_arguments(parser)
+    benchmark.add_arguments(parser, add_arguments(parser))
 
 
 def _eval(args: argparse.Namespace) -> int:
@@ -307,12 +308,24 @@ def _eval(args: argparse.Namespace) -> int:
     from clip_la.inference.model import ModelChoice, load_model
     from clip_la.peers import shared_fate
 
+    if args.benchmark is not None:
+        return _benchmark(args)
     choice, options = ModelChoice.from_args(args), EvalOptions.from_args(args)
     world = init_world(args.device)
     with shared_fate(world):
         report = run_evaluation(load_model(choice, world.device), options, str(choice))
         if world.is_main:
             print(format_evaluation(report))
+    return 0
+
+
+def _benchmark(args: argparse.Namespace) -> int:
+    from clip_la.evaluate.benchmark import BenchmarkOptions, format_benchmark, run_benchmark
+    from clip_la.inference.model import ModelChoice, load_model
+
+    choice, options = ModelChoice.from_args(args), BenchmarkOptions.from_args(args)
+    results = run_benchmark(load_model(choice, args.device), options, str(choice))
+    print(format_benchmark(results, options.benchmark_out))
     return 0
 
 

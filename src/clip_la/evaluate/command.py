@@ -57,8 +57,8 @@ class EvalOptions:
         return f"{kind}/{name_of(str(data))}"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `EvalOptions`."""
+def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    """The flags of `EvalOptions`; returns the group of flags of which exactly one is to be given."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--zeroshot",
@@ -86,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"continues (default: $CLIP_LA_CACHE, or {default_folder()})",
     )
     add("--no-cache", action="store_true", help="keep nothing")
+    return what
 
 
 def _add_zero_shot_arguments(group: argparse._ArgumentGroup) -> None:

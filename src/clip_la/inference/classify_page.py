@@ -8,6 +8,7 @@ from importlib import resources
 from clip_la.inference.classification import Classification, Prediction
 
 _LABELS_SHOWN = 5
+_LABELS_OPEN = 10
 
 
 def page(result: Classification, max_pictures: int) -> str:
@@ -50,7 +51,12 @@ def _counts(result: Classification) -> str:
         _bar(label, f"{count}", count / len(result.readable))
         for label, count in result.counts().most_common()
     )
-    return f"<h2>Most probable label</h2><ol class='labels'>{items}</ol>" if items else ""
+    if not items:
+        return ""
+    is_open = " open" if len(result.counts()) <= _LABELS_OPEN else ""
+    return (
+        f"<details{is_open}><summary>Most probable labels</summary><ol class='labels'>{items}</ol></details>"
+    )
 
 
 def _card(result: Classification, prediction: Prediction) -> str:
