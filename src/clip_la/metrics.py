@@ -41,6 +41,21 @@ class MetricsLog:
         self._file.close()
 
 
+def recorded_evaluations(path: Path, samples: int) -> list[str]:
+    """Names of what a run's metrics.jsonl says was evaluated, or failed to be, at `samples`."""
+    names = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if '"type": "eval' not in line:
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:  # torn by a kill
+            continue
+        if record["samples"] == samples:
+            names.append(record["name"])
+    return names
+
+
 def _ends_mid_line(path: Path) -> bool:
     content = path.read_bytes()
     return bool(content) and not content.endswith(b"\n")

@@ -126,12 +126,109 @@ def test_stopped_and_continued_equals_uninterrupted(
         assert train(stopped) == EXIT_STOPPED
     end = records(stopped, "run_end")[-1]
     assert end["reason"] == signal.Signals(number).name
+    assert end["samples"] == 16 * (at + 1), "not within one step"
     newest = checkpoint.list_checkpoints(folder_of(stopped) / "checkpoints")[0]
     assert checkpoint.samples_of(newest) == end["samples"]
     assert train(stopped) == EXIT_FINISHED
     assert losses(stopped) == losses(straight)
     assert len(losses(straight)) == 16
     assert_equal_states(final_state(stopped), final_state(straight))
+
+
+def test_a_signal_between_micro_steps_is_heard_in_the_same_step(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, original = make_config(batch_size=8, accum_freq=2), loop._to_device
+    calls: list[None] = []
+
+    def to_device(run: Run, batch: Batch) -> Any:
+        calls.append(None)
+        if len(calls) == 8:  # the second micro-batch of the fourth step
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(run, batch)
+
+    monkeypatch.setattr(loop, "_to_device", to_device)
+    assert train(config) == EXIT_STOPPED
+    assert records(config, "run_end")[-1]["samples"] == 4 * 16
+
+
+def test_a_signal_during_a_save_is_heard_and_the_file_is_whole(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, original = make_config(save_every_samples=16, keep_last=8), checkpoint.write_atomically
+    paths: list[Path] = []
+
+    def write(content: Any, path: Path) -> None:
+        paths.append(path)
+        if len(paths) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        original(content, path)
+
+    monkeypatch.setattr(checkpoint, "write_atomically", write)
+    assert train(config) == EXIT_STOPPED
+    files = checkpoint.list_checkpoints(folder_of(config) / "checkpoints")
+    assert records(config, "run_end")[-1]["samples"] == checkpoint.samples_of(files[0]) <= 4 * 16
+    assert files == sorted(paths, reverse=True)
+    assert all(checkpoint.read(path) for path in files)
+
+
+class RecordingEvaluator:
+    """Draws a random number, and does something else besides at one of its calls."""
+
+    def __init__(self, name: str, at: int = 0, action: Callable[[], None] = lambda: None) -> None:
+        self.name = name
+        self._at, self._action = at, action
+        self.num_calls = 0
+
+    def run(self, bundle: Any) -> dict[str, Any]:
+        self.num_calls += 1
+        if self.num_calls == self._at:
+            self._action()
+        return {"drawn": float(torch.rand(()))}
+
+
+def evaluations(config: RunConfig) -> list[tuple[int, str]]:
+    return [(record["samples"], record["name"]) for record in records(config, "eval")]
+
+
+def test_a_signal_during_an_evaluation_leaves_the_others_to_the_next_start(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight, stopped = make_config(name="straight"), make_config(name="stopped")
+    assert train(straight) == EXIT_FINISHED
+    first = RecordingEvaluator("first", 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    evaluators = [(2, first), (2, RecordingEvaluator("second"))]
+    monkeypatch.setattr("clip_la.train.run.build_evaluators", lambda config: evaluators)
+    assert train(stopped) == EXIT_STOPPED
+    assert evaluations(stopped) == [(128, "first")]
+    assert records(stopped, "run_end")[-1]["samples"] == 128
+    assert train(stopped) == EXIT_FINISHED
+    assert evaluations(stopped)[1:] == [(128, "second"), (256, "first"), (256, "second")]
+    assert losses(stopped) == losses(straight)
+    assert_equal(final_state(stopped)["state_dict"], final_state(straight)["state_dict"], "weights")
+
+
+def test_an_evaluation_lost_to_a_kill_is_made_up_for(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the last one, when nothing is left to train."""
+
+    def kill() -> None:
+        raise KeyboardInterrupt
+
+    straight, killed = make_config(name="straight"), make_config(name="killed")
+    assert train(straight) == EXIT_FINISHED
+    evaluators = [(2, RecordingEvaluator("first")), (2, RecordingEvaluator("second", 2, kill))]
+    monkeypatch.setattr("clip_la.train.run.build_evaluators", lambda config: evaluators)
+    with pytest.raises(KeyboardInterrupt):
+        train(killed)
+    assert evaluations(killed) == [(128, "first"), (128, "second"), (256, "first")]
+    assert train(killed) == EXIT_FINISHED
+    assert evaluations(killed)[3:] == [(256, "second")]
+    assert [end["reason"] for end in records(killed, "run_end")] == ["finished"]
+    assert losses(killed) == losses(straight)
+    assert train(killed) == EXIT_FINISHED
+    assert len(evaluations(killed)) == 4
 
 
 def test_saves_by_samples_count_at_the_end_of_an_epoch_too(make_config: MakeConfig) -> None:

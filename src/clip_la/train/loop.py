@@ -25,6 +25,7 @@ from clip_la.data.loader import Batch
 from clip_la.distributed import init_world
 from clip_la.evaluate import Evaluator
 from clip_la.exit_codes import EXIT_FINISHED, EXIT_NON_FINITE, EXIT_STOPPED
+from clip_la.metrics import recorded_evaluations
 from clip_la.peers import shared_fate
 from clip_la.train import resume
 from clip_la.train.contrast import Micro
@@ -36,6 +37,7 @@ from clip_la.train.signals import StopRequest
 
 logger = logging.getLogger(__name__)
 
+FINISHED, NON_FINITE, SIGNAL_ELSEWHERE = "finished", "non_finite", "signal on another rank"
 MAX_LOGIT_SCALE = math.log(100)
 MUCH_DATA_WAIT = 0.25
 MAX_METRICS_SHOWN = 4
@@ -65,25 +67,36 @@ def train(config: RunConfig) -> int:
 
 def fit(run: Run, stop: StopRequest) -> int:
     """Steps until the samples are seen, a stop is requested, or the numbers stop being finite."""
-    if run.is_finished:
+    left_out = _evaluators_left_out(run)
+    if run.is_finished and not left_out:
         logger.info("finished already: %s", run.folder)
         return EXIT_FINISHED
     started = time.time()
-    reason = _fit(run, stop)
-    if run.store is not None:
-        run.store.wait()
+    try:
+        reason = _make_up(run, left_out, stop) or _fit(run, stop)
+    finally:
+        if run.store is not None:
+            run.store.wait()
     run.record("run_end", reason=reason, seconds=time.time() - started)
-    if reason == "finished":
+    if reason == FINISHED:
         logger.info("finished: %s", run.folder)
         return EXIT_FINISHED
-    if reason == "non_finite":
+    if reason == NON_FINITE:
         logger.error("stopped: %d steps in a row were not finite", run.config.max_bad_steps)
         return EXIT_NON_FINITE
     logger.info("stopped by %s and saved; run the same command again to continue", reason)
     return EXIT_STOPPED
 
 
+def _make_up(run: Run, evaluators: Sequence[Evaluator], stop: StopRequest) -> str | None:
+    """Evaluate what an earlier process left out; why the run ends with that, or None where it goes on."""
+    if not _evaluate_all(run, evaluators, stop):
+        return stop.signal_name or SIGNAL_ELSEWHERE
+    return FINISHED if run.is_finished else None
+
+
 def _fit(run: Run, stop: StopRequest) -> str:
+    """Why it ended: FINISHED, NON_FINITE, or a signal's name."""
     run.model.train()
     meter = Meter()
     last_save = (run.progress.samples, time.time())
@@ -92,26 +105,26 @@ def _fit(run: Run, stop: StopRequest) -> str:
     with _progress_bar(run) as bar, closing(iter(run.loader)) as batches:
         for micro_batches in _grouped(batches, run.config.accum_freq):
             meter.data_ready()
-            epoch = run.epoch
-            result = step(run, micro_batches, stop.requested)
+            result = step(run, micro_batches, stop)
             bad_in_a_row = 0 if result.finite else bad_in_a_row + 1
             meter.add(result, run.global_batch)
             bar.update(run.global_batch)
-            done = run.is_finished
-            if run.progress.step % run.config.log_every_n_steps == 0 or done:
+            if run.progress.step % run.config.log_every_n_steps == 0 or run.is_finished:
                 _log_step(run, meter)
             if bad_in_a_row >= run.config.max_bad_steps:
-                return "non_finite"
-            saved = (run.epoch > epoch or done) and _end_epoch(run, done)
+                return NON_FINITE
+            due = _due_evaluators(run)
+            saved = run.is_at_epoch_end and _end_epoch(run, has_evaluation=bool(due))
             if not saved and (result.stop or _save_is_due(run, *last_save)):
                 save(run)
                 saved = True
             if saved:
                 last_save = (run.progress.samples, time.time())
-            if done:
-                return "finished"
-            if result.stop:
-                return stop.signal_name or "signal on another rank"
+            all_evaluated = _evaluate_all(run, due, stop)
+            if run.is_finished and all_evaluated:
+                return FINISHED
+            if result.stop or not all_evaluated:
+                return stop.signal_name or SIGNAL_ELSEWHERE
             meter.step_done()
     raise RuntimeError("the loader ended; it never should")
 
@@ -131,8 +144,8 @@ def _save_is_due(run: Run, samples: int, saved_at: float) -> bool:
     return bool(run.world.broadcast(due)) if minutes is not None else due
 
 
-def _end_epoch(run: Run, done: bool) -> bool:
-    """Record the epoch, save and evaluate what is due; whether it has saved."""
+def _end_epoch(run: Run, *, has_evaluation: bool) -> bool:
+    """Record the epoch and save where the config or an evaluation asks for it; whether it has saved."""
     progress, config = run.progress, run.config
     mean_loss = progress.epoch_loss / max(1, progress.epoch_steps)
     lost = run.lost_by_cause()
@@ -141,13 +154,36 @@ def _end_epoch(run: Run, done: bool) -> bool:
     if lost:
         logger.info("lost so far: %s", ", ".join(f"{count} {cause}" for cause, count in lost.items()))
     progress.epoch_loss, progress.epoch_steps = 0.0, 0
-    due = [e for every, e in run.evaluators if done or (every and run.epoch % every == 0)]
-    keep = done or bool(config.save_frequency and run.epoch % config.save_frequency == 0)
-    if keep or due:
+    keep = run.is_finished or bool(config.save_frequency and run.epoch % config.save_frequency == 0)
+    if keep or has_evaluation:
         save(run, epoch=run.epoch if keep else None)
-    for evaluator in due:
+    return keep or has_evaluation
+
+
+def _due_evaluators(run: Run) -> list[Evaluator]:
+    """What is to be evaluated at the run's present place."""
+    if not run.is_at_epoch_end:
+        return []
+    return [e for every, e in run.evaluators if run.is_finished or (every and run.epoch % every == 0)]
+
+
+def _evaluators_left_out(run: Run) -> list[Evaluator]:
+    """Those due at the place that the run continues from, but for what an earlier process has recorded."""
+    due = _due_evaluators(run)
+    done = (
+        recorded_evaluations(run.folder / "metrics.jsonl", run.progress.samples) if run.world.is_main else []
+    )
+    done = run.world.broadcast(done)
+    return [evaluator for evaluator in due if evaluator.name not in done]
+
+
+def _evaluate_all(run: Run, evaluators: Sequence[Evaluator], stop: StopRequest) -> bool:
+    """Evaluate, but for what a stop leaves to the next start; whether all were evaluated."""
+    for evaluator in evaluators:
+        if any(run.world.sum(float(stop.requested))):
+            return False
         evaluate(run, evaluator)
-    return keep or bool(due)
+    return True
 
 
 def evaluate(run: Run, evaluator: Evaluator) -> None:
@@ -196,7 +232,7 @@ def save(run: Run, *, epoch: int | None = None) -> None:
         logger.error("%s; training goes on and tries again at the next save", error)
 
 
-def step(run: Run, batches: Sequence[Batch], stop_requested: bool) -> StepResult:
+def step(run: Run, batches: Sequence[Batch], stop: StopRequest) -> StepResult:
     """One optimizer step on the samples of all micro-batches of all ranks."""
     lr = lr_at(run.progress.samples, run.config, run.clock, run.global_batch)
     for group in run.optimizer.param_groups:
@@ -207,7 +243,7 @@ def step(run: Run, batches: Sequence[Batch], stop_requested: bool) -> StepResult
     if run.scaler is not None:
         run.scaler.unscale_(run.optimizer)
     grad_norm = _clip(run)
-    mean_loss, stops = run.world.sum(float(loss), float(stop_requested))
+    mean_loss, stops = run.world.sum(float(loss), float(stop.requested))
     mean_loss /= run.world.size
     finite = math.isfinite(mean_loss) and math.isfinite(grad_norm)
     _update(run, finite)

@@ -82,6 +82,12 @@ class Run:
         """Virtual epochs completed."""
         return self.progress.samples // self.clock.epoch_samples
 
+    @property
+    def is_at_epoch_end(self) -> bool:
+        """Whether the last step completed a virtual epoch, or the run."""
+        before = self.progress.samples - self.global_batch
+        return before >= 0 and (self.is_finished or before // self.clock.epoch_samples < self.epoch)
+
     def lost_by_cause(self) -> Counter[str]:
         """Samples lost so far over all ranks, by cause. A collective."""
         return sum(self.world.gather(self.lost), Counter())
