@@ -27,12 +27,12 @@ def noisy_jpeg() -> bytes:
     return encode_image(Image.fromarray(noise), "JPEG")
 
 
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
 def png_header(width: int, height: int) -> bytes:
     """A PNG that claims a size and holds next to nothing."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n"
@@ -40,6 +40,32 @@ def png_header(width: int, height: int) -> bytes:
         + chunk(b"IDAT", zlib.compress(b"0"))
         + chunk(b"IEND", b"")
     )
+
+
+def with_parts(kind: str, count: int) -> bytes:
+    """A good picture with `count` more parts of a kind."""
+    if kind == "chunks":
+        data = encode_image(Image.new("RGB", (8, 8), GREEN))
+        return data[:33] + chunk(b"prVt", b"") * count + data[33:]
+    data = encode_image(Image.new("RGB", (8, 8), GREEN), "JPEG", progressive=True)
+    if kind == "scans":
+        last_scan = data[data.rindex(b"\xff\xda") : -2]
+        return data[:-2] + last_scan * count + data[-2:]
+    return data[:2] + {"segments": b"\xff\xef\x00\x02", "fill": b"\xff"}[kind] * count + data[2:]
+
+
+@pytest.mark.parametrize(
+    ("kind", "allowed", "excess"),
+    [("chunks", 9000, 10_000), ("segments", 9000, 10_000), ("fill", 9000, 10_000), ("scans", 80, 101)],
+)
+def test_pictures_of_too_many_parts_are_refused_before_a_decoder_sees_them(
+    kind: str, allowed: int, excess: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert np.abs(pixels(with_parts(kind, allowed)).astype(int) - GREEN).max() < 8
+    monkeypatch.setattr(Image, "open", None)
+    with pytest.raises(Unusable, match="more than") as caught:
+        decode_image(with_parts(kind, excess), LIMITS)
+    assert caught.value.cause == Cause.IMAGE_TOO_MANY_PARTS
 
 
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])

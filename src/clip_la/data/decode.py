@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from clip_la.data.image_parts import find_excess_parts
 from clip_la.data.jpeg import find_jpeg_damage
 from clip_la.data.losses import Cause
 from clip_la.data.spec import Limits
@@ -50,6 +51,8 @@ def decode_image(
 def _open(data: bytes, limits: Limits) -> Image.Image:
     if not data:
         raise Unusable(Cause.IMAGE_EMPTY, "zero bytes")
+    if (excess := find_excess_parts(data)) is not None:
+        raise Unusable(Cause.IMAGE_TOO_MANY_PARTS, excess)
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

@@ -37,6 +37,7 @@ class Cause(str, Enum):
     IMAGE_FORMAT = "image_format"
     IMAGE_CORRUPT = "image_corrupt"
     IMAGE_TOO_MANY_PIXELS = "image_too_many_pixels"
+    IMAGE_TOO_MANY_PARTS = "image_too_many_parts"
     IMAGE_ASPECT_RATIO = "image_aspect_ratio"
     IMAGE_TRANSFORM = "image_transform"
     TEXT_EMPTY = "text_empty"
