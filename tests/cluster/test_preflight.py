@@ -29,13 +29,25 @@ def test_a_good_job_has_no_problem(config_file: Path) -> None:
         ([], 4, "3 shards can't be shared by 4 readers"),
         (["--train-num-samples", "5", "--batch-size", "8"], 1, "fewer than one global batch of 8"),
         (["--pretrained", "missing.pt"], 1, "--pretrained is missing.pt, which is not there"),
-        (["--zeroshot", "no-tree", "--classnames", "imagenet-1k"], 1, "--zeroshot is no-tree"),
+        (
+            ["--zeroshot", "no-tree", "--classnames", "imagenet-1k"],
+            1,
+            "one folder of images a class at no-tree",
+        ),
+        (["--val-data", "held/{00000..00003}.tar"], 1, "4 of 4 shards are not there, first held/00000.tar"),
     ],
 )
 def test_each_problem_is_named(config_file: Path, flags: list[str], world_size: int, message: str) -> None:
     messages = found(config_file, *flags, world_size=world_size)
     assert len(messages) == 1
     assert message in messages[0]
+
+
+def test_a_model_that_cannot_be_estimated_is_trained_all_the_same(
+    config_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert found(config_file, "--model", "RN50") == []
+    assert "only native ViTs and text transformers can be estimated" in caplog.text
 
 
 def test_flags_are_those_of_train(config_file: Path) -> None:

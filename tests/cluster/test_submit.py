@@ -36,6 +36,16 @@ def test_dry_run_shows_everything_and_submits_nothing(
     assert not sbatch.exists()
 
 
+def test_a_model_that_cannot_be_estimated_has_no_plan(
+    config_file: Path, sbatch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--nodes", "1", "--gpus-per-node", "1", "--dry-run", "--model", "RN50"]
+    assert main(["submit", str(config_file), *flags]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("warning: no plan of RN50: only native ViTs")
+    assert "would run: sbatch" in shown
+
+
 def test_submits_with_the_flags_after_the_config(config_file: Path, sbatch: Path) -> None:
     options = ["--nodes", "1", "--gpus-per-node", "2", "--time", "1:00:00", "--sbatch", "--account=x -p y"]
     script = str(sbatch.with_name("train.sbatch"))

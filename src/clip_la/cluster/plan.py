@@ -27,6 +27,10 @@ LOGIT_BYTES = 12  # an entry of a logit matrix: 16-bit logits, fp32 log-softmax 
 FIXED_BYTES = 3 * 2**30  # CUDA context, NCCL buffers, allocator's slack
 
 
+class NotEstimatedError(ValueError):
+    """A model whose size these formulas don't give."""
+
+
 @dataclass(frozen=True)
 class Tower:
     """One transformer: its sizes, and whether its attention is linear and causal."""
@@ -82,11 +86,11 @@ def model_shape(model: ModelConfig) -> Shape:
     """The sizes of a native ViT's config.
 
     Raises:
-        ValueError: a tower of another kind, whose size these formulas don't give.
+        NotEstimatedError: a tower of another kind.
     """
     vision, text = model["vision_cfg"], model["text_cfg"]
     if "timm_model_name" in vision or "hf_model_name" in text or not isinstance(vision["layers"], int):
-        raise ValueError("only native ViTs and text transformers can be estimated")
+        raise NotEstimatedError("only native ViTs and text transformers can be estimated")
     linear = AttentionSpec.from_config(model.get("attention")).kind != "softmax"
     side, patch = _first(vision["image_size"]), vision["patch_size"]
     image = Tower(

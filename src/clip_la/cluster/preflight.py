@@ -17,7 +17,12 @@ import open_clip
 import torch
 
 from clip_la.bundle import resolve_model_config
-from clip_la.cluster.plan import checkpoint_bytes, count_parameters, num_kept_checkpoints
+from clip_la.cluster.plan import (
+    NotEstimatedError,
+    checkpoint_bytes,
+    count_parameters,
+    num_kept_checkpoints,
+)
 from clip_la.cluster.restarts import give_up_reason, record_start, saved_samples
 from clip_la.config import ConfigError, RunConfig
 from clip_la.config_sources import add_flags, flags_given, load_run_config, refuse_unknown_flags
@@ -25,10 +30,11 @@ from clip_la.data.check import check_data
 from clip_la.data.check_text import format_check
 from clip_la.data.loader import TrainLoader
 from clip_la.data.source import is_table
+from clip_la.data.spec import DataSpec
 from clip_la.data.storage import PIPE, is_remote, local_path
 from clip_la.data.urls import expand_shards, sample_shards
 from clip_la.exit_codes import EXIT_USAGE
-from clip_la.train.run import train_spec
+from clip_la.train.run import build_evaluators, train_spec
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +78,7 @@ def problems(config: RunConfig, world_size: int, *, sample: bool) -> Iterator[st
         lambda: _missing_file_problem(config),
         lambda: _sink_problem(config),
         lambda: _data_layout_problem(config, world_size),
+        lambda: _evaluation_problem(config),
         lambda: _disk_problem(config),
     ]
     found = list(dict.fromkeys(problem for check in checks if (problem := _outcome(check)) is not None))
@@ -93,7 +100,7 @@ def _model_problem(config: RunConfig) -> str | None:
 
 
 def _missing_file_problem(config: RunConfig) -> str | None:
-    for name in ("pretrained", "pretrained_softmax", "resume", "zeroshot"):
+    for name in ("pretrained", "pretrained_softmax", "resume"):
         path = getattr(config, name)
         if path is not None and not Path(path).exists():
             return f"--{name.replace('_', '-')} is {path}, which is not there"
@@ -109,14 +116,8 @@ def _sink_problem(config: RunConfig) -> str | None:
 def _data_layout_problem(config: RunConfig, world_size: int) -> str | None:
     """Shards that are not there, too few of them for the readers, fewer samples than a batch."""
     spec = train_spec(config, 0, world_size)
-    if not is_table(spec):
-        urls = expand_shards(spec.train_data)
-        missing = [url for url in urls if _is_missing(url)]
-        if len(missing) > MISSING_SHARE * len(urls):
-            return (
-                f"{len(missing):,} of {len(urls):,} shards are not there, first {missing[0]}; "
-                "correct --train-data, or finish the download"
-            )
+    if missing := _missing_shards(spec):
+        return f"{missing}; correct --train-data, or finish the download"
     TrainLoader(spec, _unused, open_clip.get_tokenizer(TOKENIZER))
     batch = config.batch_size * config.accum_freq * world_size
     if spec.num_samples is not None and spec.num_samples < batch:
@@ -125,6 +126,23 @@ def _data_layout_problem(config: RunConfig, world_size: int) -> str | None:
             f"{config.batch_size} x {config.accum_freq} micro-steps x {world_size} tasks"
         )
     return None
+
+
+def _evaluation_problem(config: RunConfig) -> str | None:
+    """What training would find when it builds its evaluators: trees, class names, validation shards."""
+    build_evaluators(config)
+    if config.val_data is None:
+        return None
+    missing = _missing_shards(replace(train_spec(config, 0, 1), train_data=config.val_data))
+    return f"{missing}; correct --val-data" if missing else None
+
+
+def _missing_shards(spec: DataSpec) -> str | None:
+    urls = [] if is_table(spec) else expand_shards(spec.train_data)
+    missing = [url for url in urls if _is_missing(url)]
+    if len(missing) <= MISSING_SHARE * len(urls):
+        return None
+    return f"{len(missing):,} of {len(urls):,} shards are not there, first {missing[0]}"
 
 
 def _is_missing(url: str) -> bool:
@@ -141,7 +159,13 @@ def _disk_problem(config: RunConfig) -> str | None:
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not os.access(existing, os.W_OK):
         return f"can't write to {existing}; change --logs"
-    size = checkpoint_bytes(count_parameters(resolve_model_config(config.model, attention=config.attention)))
+    try:
+        size = checkpoint_bytes(
+            count_parameters(resolve_model_config(config.model, attention=config.attention))
+        )
+    except NotEstimatedError as error:
+        logger.warning("whether checkpoints fit the disk is not known: %s", error)
+        return None
     free = shutil.disk_usage(existing).free
     if free < 2 * size:
         return (

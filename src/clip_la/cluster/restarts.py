@@ -114,8 +114,9 @@ def _what_happened(exits: Sequence[int], num_tasks: int, signal: str) -> str:
     if signal:
         return f"stopped by {signal}"
     counts = [f"{count} with {code}" for code, count in sorted(Counter(exits).items())]
-    killed = num_tasks - len(exits)
-    return "crashed: of the tasks ended " + ", ".join([*counts, f"{killed} without a code"])
+    if num_killed := num_tasks - len(exits):
+        counts.append(f"{num_killed} without a code")
+    return "crashed: of the tasks ended " + ", ".join(counts)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

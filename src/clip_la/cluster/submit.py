@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clip_la.cluster.plan import Plan, make_plan
+from clip_la.cluster.plan import NotEstimatedError, Plan, make_plan
 from clip_la.cluster.preflight import GIB, config_from_arguments, problems
 from clip_la.config import ConfigError, RunConfig
 from clip_la.data.source import open_units
@@ -66,10 +66,14 @@ def submit(job: Job, flags: Sequence[str], *, dry_run: bool) -> int:
             "expected at least 1, at least 1, and a share above 0 up to 1"
         )
     config = config_from_arguments([str(job.config), *flags])
-    plan = make_plan(config, job.num_gpus, epoch_samples(config))
-    print(format_plan(config, plan, job))
-    for warning in recipe_warnings(config, plan):
-        print(f"warning: {warning}")
+    try:
+        plan = make_plan(config, job.num_gpus, epoch_samples(config))
+    except NotEstimatedError as error:
+        print(f"warning: no plan of {config.model}: {error}")
+    else:
+        print(format_plan(config, plan, job))
+        for warning in recipe_warnings(config, plan):
+            print(f"warning: {warning}")
     found = list(problems(config, job.num_gpus, sample=True))
     for problem in found:
         print(f"problem: {problem}")
