@@ -197,6 +197,30 @@ def test_extended_header_is_bounded(tmp_path: Path) -> None:
     assert losses.to_counts() == {"member_too_large": 1}
 
 
+def test_a_lying_extended_header_loses_no_sample_behind_it(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = tarfile.XHDTYPE, 2**33
+    samples, losses = read_bytes(tmp_path, header.tobuf(tarfile.GNU_FORMAT) + GOOD)
+    assert numbers_of(samples) == ALL
+    assert losses.to_counts() == {"bad_size": 1}
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("damage", [b"\xff" * 512, bytes(512)])
+def test_a_long_name_is_not_given_to_the_member_behind_a_lost_one(
+    tar_format: int, damage: bytes, tmp_path: Path
+) -> None:
+    """The caption of one key would become that of another."""
+    image, caption, _ = pair(1, "d" * 150)
+    archive = tar_bytes([image, caption], tar_format)
+    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+        header = opened.getmember(caption[0]).offset_data - 512
+    other = tar_bytes([("000000002.txt", text(2)), *pair(3)])
+    samples, losses = read_bytes(tmp_path, archive[:header] + damage + other)
+    assert numbers_of(samples) == [3]
+    assert losses.to_counts() == {"bad_header": 1, "no_image": 1, "no_text": 1}
+
+
 def test_negative_and_garbled_numbers_are_no_headers() -> None:
     block = bytearray(tarfile.TarInfo("x.txt").tobuf(tarfile.GNU_FORMAT))
     assert parse_header(bytes(block)) is not None

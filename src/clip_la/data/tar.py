@@ -159,6 +159,7 @@ class TarReader:
             yield Damage(Cause.SHARD_TRUNCATED, "no end-of-archive mark")
 
     def _zero_block(self) -> Iterator[Entry]:
+        self._forget_extended()
         self._num_zero_blocks += 1
         if self._num_zero_blocks == 2:
             yield EndOfArchive()
@@ -169,6 +170,7 @@ class TarReader:
     def _resynchronise(self) -> Damage:
         """Go to the next valid header, or to the end."""
         skipped = BLOCK
+        self._forget_extended()
         self._found_damage = True
         self._num_zero_blocks = 0
         while chunk := self._blocks.take(CHUNK_BYTES):
@@ -195,13 +197,17 @@ class TarReader:
             return
         name = self._next_name if self._next_name is not None else header.name
         size = self._next_size if self._next_size is not None else header.size
-        self._next_name = self._next_size = None
+        self._forget_extended()
         if header.kind in TYPES_WITHOUT_DATA:
             yield BadMember(name, TYPES_WITHOUT_DATA[header.kind], f"tar type {header.kind.decode()}")
         elif header.kind in REGULAR_TYPES and not name.endswith("/"):
             yield self._file(name, size)
         elif header.kind not in (DIRECTORY_TYPE, *REGULAR_TYPES):
             yield self._skip(name, size) or BadMember(name, Cause.SPECIAL_FILE, f"tar type {header.kind!r}")
+
+    def _forget_extended(self) -> None:
+        """What an extended header said was of the one member behind it, read or lost."""
+        self._next_name = self._next_size = None
 
     def _file(self, name: str, size: int) -> Entry:
         limit = self._member_limit(name)
@@ -242,11 +248,13 @@ class TarReader:
     def _extended(self, header: Header) -> Iterator[Entry]:
         """A PAX or GNU header that says more about the next member than its own header can."""
         if header.size > MAX_EXTENDED_HEADER_BYTES:
-            bad = self._skip(header.name, header.size)
+            bad = self._skip(header.name, header.size, may_be_nested=False)
+            self._forget_extended()
             yield bad or BadMember(header.name, Cause.MEMBER_TOO_LARGE, f"header of {header.size:,} bytes")
             return
         data = self._blocks.take(_padded(header.size))
         if (bad := self._check_data(header.name, header.size, data)) is not None:
+            self._forget_extended()
             yield bad
         elif header.kind == GNU_LONG_NAME:
             self._next_name = _text(data[: header.size])
