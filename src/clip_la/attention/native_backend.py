@@ -94,7 +94,13 @@ def backward(
     """Gradients into `result`; see `torch_backend.backward`."""
     gradients = {"dq": result.dq, "dk": result.dk, "dv": result.dv}
     rows = {name: _rows(x) for name, x in gradients.items()}
-    tensors = {"q": _rows(q), "k": _rows(k), "v": _rows(v), "dout": _rows(dout), "exact_out": _rows(saved.out)}
+    tensors = {
+        "q": _rows(q),
+        "k": _rows(k),
+        "v": _rows(v),
+        "dout": _rows(dout),
+        "exact_out": _rows(saved.out),
+    }
     _run("backward", tensors | _kept(saved) | rows, gain, options, result.dgain)
     for name, gradient in gradients.items():
         if rows[name] is not gradient:
@@ -104,8 +110,8 @@ def backward(
 def _run(
     direction: str, tensors: dict[str, Tensor], gain: Tensor | None, options: Options, dgain: Tensor | None
 ) -> None:
-    """Calls the C++ function of that name and dtype with the tensors' addresses; sums dgain over the batch."""
-    q, k, v = tensors["q"], tensors["k"], tensors["v"]
+    """Call the C++ function of that name and dtype with the tensors' addresses; sum dgain over the batch."""
+    q, v = tensors["q"], tensors["v"]
     B, H, N, D = q.shape
     M, E = v.shape[-2:]
     num_segments = min(-(-_TASKS // max(B * H, 1)), max(1, max(N, M) // _MIN_SEGMENT))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from clip_la.attention.contract import Forward, Gradients, Options, empty_forward
-from clip_la.attention.dispatch import BACKENDS, implementation, which
+from clip_la.attention.dispatch import implementation, which
 
 KINDS = ("eq4", "eq7")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

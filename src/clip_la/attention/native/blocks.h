@@ -1,22 +1,32 @@
 // Reading blocks of q, k, v and dout in the form that the sums take them, and writing results and gradients.
 //
-// Both equations are out_i = w_i (gain q^_i.S + z) with sums S, z over the keys that i sees; w_i is Eq. 7's
-// scale or 1 over Eq. 4's denominator. G_i = w_i dout_i is the gradient of the sum in brackets, delta_i that of
-// the denominator. With t_i = S G_i, dq^_i = gain t_i + delta_i kappa, and dgain = sum q^_i.t_i.
+// Both equations are out_i = w_i (gain q^_i.S + z) with sums S, z over the keys that i sees, where w_i is w, Eq. 7's
+// scale, or 1 over Eq. 4's denominator, and w = 1. G_i = w_i / w dout_i, and delta_i is the gradient of Eq. 4's
+// denominator. With t_i = S G_i, dq^_i = w gain t_i + delta_i kappa, and dgain = w sum q^_i.t_i.
 
 #pragma once
 
 #include <cmath>
 
-#include "problem.h"
+#include "engines.h"
 
 namespace clip_la {
+
+// Rows lie far apart in a packed projection, so that the CPU doesn't foresee the next ones by itself.
+template <class T>
+void prefetch_row(const T* row, int64_t width) {
+    for (int64_t byte = 0; byte < int64_t(sizeof(T)) * width; byte += 64)
+        __builtin_prefetch(reinterpret_cast<const char*>(row) + byte, 0, 2);
+}
 
 template <class T>
 void load_block(const Tensor& x, const Task& task, int64_t first, int count, int64_t width, float* block) {
     const int stride = padded(width, kLanes);
-    for (int row = 0; row < count; ++row)
-        load_row(x.row<const T>(task.b, task.h, first + row), width, block + row * stride, stride);
+    for (int row = 0; row < count; ++row) {
+        const T* from = x.row<const T>(task.b, task.h, first + row);
+        prefetch_row(from + kBlock * x.token, width);
+        load_row(from, width, block + row * stride, stride);
+    }
     memset(block + count * stride, 0, sizeof(float) * stride * (padded(count, kTileRows) - count));
 }
 
@@ -48,10 +58,7 @@ void load_gradient_block(const Problem& p, const Task& task, int64_t first, int 
     for (int row = 0; row < count; ++row) {
         float* G_row = G + row * E;
         delta[row] = 0;
-        if (!p.has_denominator) {
-            scale_row(G_row, p.scale, E);
-            continue;
-        }
+        if (!p.has_denominator) continue;
         const float denominator = *p.denominator.row<float>(task.b, task.h, first + row);
         scale_row(G_row, 1 / floored(denominator, p.denominator_floor), E);
         if (std::fabs(denominator) < p.denominator_floor) continue;
@@ -111,10 +118,11 @@ void write_block(const Tensor& x, const Task& task, int64_t first, int count, in
 }
 
 // S += a^T b, z += sum of b, and, with a denominator, kappa += sum of weight_i a_i (no weight: 1).
-inline void add_to_sums(const Problem& p, const Sums& sums, const float* a, const float* b, const float* weight,
-                        int count) {
+template <class Engine>
+void add_to_sums(const Problem& p, const Engine& engine, const Sums& sums, const float* a, const float* b,
+                 const float* weight, int count) {
     const int D = p.padded_D(), E = p.padded_E();
-    multiply<true>(D, E, count, transposed(a, D), b, E, sums.S, E);
+    engine.add_outer(count, D, E, a, b, sums.S);
     add_rows(sums.z, b, count, E);
     if (!p.has_denominator) return;
     if (!weight) return add_rows(sums.kappa, a, count, D);

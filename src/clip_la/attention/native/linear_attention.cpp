@@ -35,27 +35,27 @@ void clear(const Problem& p, float* buffer) {
                   [&](const Task& task) { memset(sums_at(p, buffer, task).S, 0, sizeof(float) * p.sums_size()); });
 }
 
-template <class T>
-void forward_full(const Problem& p, const Scratch& scratch) {
+template <class T, class Engine>
+void forward_full(const Problem& p, const Scratch& scratch, const Engine& engine) {
     for_each_task(p, p.num_segments,
-                  [&](const Task& task) { sum_keys<T>(p, task, scratch, sums_at(p, p.sums, task), false); });
+                  [&](const Task& task) { sum_keys<T>(p, task, scratch, engine, sums_at(p, p.sums, task), false); });
     for_each_task(p, 1, [&](const Task& head) {
         total(p, p.sums, head);
         save_state(p, head, sums_at(p, p.sums, head));
     });
     for_each_task(p, p.num_segments, [&](const Task& task) {
-        read_sums<T>(p, task, scratch, sums_at(p, p.sums, {task.b, task.h, 0}));
+        read_sums<T>(p, task, scratch, engine, sums_at(p, p.sums, {task.b, task.h, 0}));
     });
 }
 
-template <class T>
-void backward_full(const Problem& p, const Scratch& scratch) {
+template <class T, class Engine>
+void backward_full(const Problem& p, const Scratch& scratch, const Engine& engine) {
     for_each_task(p, p.num_segments, [&](const Task& task) {
-        backward_queries<T>(p, task, scratch, sums_at(p, p.later_sums, task));
+        backward_queries<T>(p, task, scratch, engine, sums_at(p, p.later_sums, task));
     });
     for_each_task(p, 1, [&](const Task& head) { total(p, p.later_sums, head); });
     for_each_task(p, p.num_segments, [&](const Task& task) {
-        backward_keys<T>(p, task, scratch, sums_at(p, p.later_sums, {task.b, task.h, 0}));
+        backward_keys<T>(p, task, scratch, engine, sums_at(p, p.later_sums, {task.b, task.h, 0}));
     });
 }
 
@@ -63,7 +63,7 @@ template <class T>
 void forward_causal(const Problem& p, const Scratch& scratch) {
     if (p.num_segments > 1) {
         for_each_task(p, p.num_segments,
-                      [&](const Task& task) { sum_keys<T>(p, task, scratch, sums_at(p, p.sums, task), false); });
+                      [&](const Task& task) { sum_keys<T>(p, task, scratch, VectorEngine(scratch), sums_at(p, p.sums, task), false); });
         for_each_task(p, 1, [&](const Task& head) { exclusive_sums(p, p.sums, head, false, scratch.sums()); });
     }
     for_each_task(p, p.num_segments,
@@ -74,7 +74,7 @@ template <class T>
 void backward_causal(const Problem& p, const Scratch& scratch) {
     if (p.num_segments > 1) {
         for_each_task(p, p.num_segments, [&](const Task& task) {
-            sum_keys<T>(p, task, scratch, sums_at(p, p.sums, task), true);
+            sum_keys<T>(p, task, scratch, VectorEngine(scratch), sums_at(p, p.sums, task), true);
             sum_queries<T>(p, task, scratch, sums_at(p, p.later_sums, task));
         });
         for_each_task(p, 1, [&](const Task& head) {
@@ -88,13 +88,26 @@ void backward_causal(const Problem& p, const Scratch& scratch) {
     });
 }
 
+// AMX has bfloat16's precision in every factor but not float32's, which Eq. 4's differences need.
+template <class T, class Work>
+void with_engine(const Problem& p, const Scratch& scratch, Work work) {
+#ifdef CLIP_LA_HAS_AMX
+    if (std::is_same_v<T, BFloat16> && !p.has_denominator && AmxEngine::fits(p) && AmxEngine::is_available())
+        return work(AmxEngine(scratch));
+#endif
+    work(VectorEngine(scratch));
+}
+
 template <class T>
 void forward(const Problem& p) {
 #pragma omp parallel num_threads(p.num_threads)
     {
         const Scratch scratch(p);
         clear(p, p.sums);
-        p.causal ? forward_causal<T>(p, scratch) : forward_full<T>(p, scratch);
+        if (p.causal)
+            forward_causal<T>(p, scratch);
+        else
+            with_engine<T>(p, scratch, [&](const auto& engine) { forward_full<T>(p, scratch, engine); });
     }
 }
 
@@ -105,7 +118,10 @@ void backward(const Problem& p) {
         const Scratch scratch(p);
         if (p.causal) clear(p, p.sums);
         clear(p, p.later_sums);
-        p.causal ? backward_causal<T>(p, scratch) : backward_full<T>(p, scratch);
+        if (p.causal)
+            backward_causal<T>(p, scratch);
+        else
+            with_engine<T>(p, scratch, [&](const auto& engine) { backward_full<T>(p, scratch, engine); });
     }
 }
 

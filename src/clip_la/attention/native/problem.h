@@ -10,6 +10,10 @@
 
 namespace clip_la {
 
+constexpr int kBlock = 64;      // tokens worked on at a time
+constexpr int kMaxBlock = 128;  // the same of a short causal sequence: one masked tile needs no sums
+constexpr int kMaxWidth = 256;  // of D and E
+
 // A tensor (B, H, tokens, width) whose rows are contiguous; strides in elements.
 struct Tensor {
     void* data;
@@ -39,10 +43,9 @@ struct Problem {
     int64_t padded_E() const { return padded(E, kLanes); }
     int64_t sums_size() const { return padded_D() * padded_E() + padded_E() + padded_D(); }
     float gain_of(int64_t h) const { return gain ? gain[h] : 1.0f; }
+    int block() const { return causal && N <= kMaxBlock ? kMaxBlock : kBlock; }
+    float constant_weight() const { return has_denominator ? 1.0f : scale; }
 };
-
-constexpr int kBlock = 64;      // tokens worked on at a time; the side of a causal tile
-constexpr int kMaxWidth = 256;  // of D and E
 
 struct Range {
     int64_t begin, end;
@@ -55,17 +58,17 @@ inline Range segment_tokens(int64_t length, int64_t num_segments, int64_t segmen
 }
 
 template <class Work>
-void for_each_block(Range tokens, Work work) {
-    for (int64_t first = tokens.begin; first < tokens.end; first += kBlock)
-        work(first, int(std::min<int64_t>(kBlock, tokens.end - first)));
+void for_each_block(Range tokens, int block, Work work) {
+    for (int64_t first = tokens.begin; first < tokens.end; first += block)
+        work(first, int(std::min<int64_t>(block, tokens.end - first)));
 }
 
 template <class Work>
-void for_each_block_backwards(Range tokens, Work work) {
-    const int64_t num_blocks = (tokens.end - tokens.begin + kBlock - 1) / kBlock;
+void for_each_block_backwards(Range tokens, int block, Work work) {
+    const int64_t num_blocks = (tokens.end - tokens.begin + block - 1) / block;
     for (int64_t i = num_blocks - 1; i >= 0; --i) {
-        const int64_t first = tokens.begin + i * kBlock;
-        work(first, int(std::min<int64_t>(kBlock, tokens.end - first)));
+        const int64_t first = tokens.begin + i * block;
+        work(first, int(std::min<int64_t>(block, tokens.end - first)));
     }
 }
 
@@ -96,7 +99,7 @@ inline Sums sums_at(const Problem& p, float* buffer, const Task& task) {
 class Scratch {
 public:
     explicit Scratch(const Problem& p)
-        : block_size_(kBlock * std::max<int64_t>({p.padded_D(), p.padded_E(), kBlock})),
+        : block_size_(p.block() * std::max<int64_t>({p.padded_D(), p.padded_E(), p.block()})),
           state_size_(p.padded_D() * p.padded_E()),
           sums_size_(p.sums_size()),
           data_(static_cast<float*>(aligned_alloc(64, bytes()))) {
@@ -108,10 +111,14 @@ public:
 
     float* block(int index) const { return data_ + index * block_size_; }
     float* sums() const { return state(kStates); }
+    uint32_t* packed_left() const { return words(block(8)); }
+    uint32_t* packed_right() const { return words(block(9)); }
+    uint32_t* packed_state(int index) const { return words(state(2 + index)); }
     float* state(int index) const { return data_ + kBlocks * block_size_ + index * state_size_; }
 
 private:
-    static constexpr int kBlocks = 8, kStates = 2;
+    static constexpr int kBlocks = 10, kStates = 4;
+    static uint32_t* words(float* room) { return reinterpret_cast<uint32_t*>(room); }
     size_t bytes() const {
         return padded(sizeof(float) * (kBlocks * block_size_ + kStates * state_size_ + sums_size_), 64);
     }

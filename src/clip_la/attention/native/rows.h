@@ -7,6 +7,11 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 namespace clip_la {
 
@@ -43,10 +48,14 @@ inline Vector load(const BFloat16* from) {
 
 // Round to nearest, ties to even; NaN stays NaN.
 inline void store(BFloat16* to, Vector x) {
+#ifdef __AVX512BF16__
+    const __m256bh halves = _mm512_cvtneps_pbh((__m512)x);
+#else
     Words words = (Words)x;
     Words rounded = (words + 0x7fff + ((words >> 16) & 1)) >> 16;
     Words is_number = (Words)(x == x);
     Halves halves = __builtin_convertvector((rounded & is_number) | (0x7fc0 & ~is_number), Halves);
+#endif
     memcpy(to, &halves, sizeof halves);
 }
 
@@ -102,10 +111,46 @@ inline void add_rows(float* to, const float* x, int count, int width) {
     }
 }
 
-// to (columns x rows) is x (rows x columns) transposed.
-inline void transpose(const float* x, int rows, int columns, float* to) {
-    for (int row = 0; row < rows; ++row)
-        for (int column = 0; column < columns; ++column) to[column * rows + row] = x[row * columns + column];
+// Two rows swap parts of kDistance elements: the second of each pair in `above` for the first in `below`.
+template <int kDistance, int... kLane>
+inline void swap_parts(Words& above, Words& below, std::integer_sequence<int, kLane...>) {
+    const Words old_above = above, old_below = below;
+#ifdef __clang__
+    above = __builtin_shufflevector(old_above, old_below, (kLane & kDistance ? kLane - kDistance + kLanes : kLane)...);
+    below = __builtin_shufflevector(old_above, old_below, (kLane & kDistance ? kLane + kLanes : kLane + kDistance)...);
+#else
+    above = __builtin_shuffle(old_above, old_below,
+                              Words{(kLane & kDistance ? kLane - kDistance + kLanes : kLane)...});
+    below = __builtin_shuffle(old_above, old_below, Words{(kLane & kDistance ? kLane + kLanes : kLane + kDistance)...});
+#endif
+}
+
+template <int kDistance>
+inline void swap_all_parts(Words* rows) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i)
+        if (!(i & kDistance))
+            swap_parts<kDistance>(rows[i], rows[i + kDistance], std::make_integer_sequence<int, kLanes>());
+    if constexpr (kDistance > 1) swap_all_parts<kDistance / 2>(rows);
+}
+
+// A square of kLanes x kLanes elements, transposed.
+inline void transpose_square(const uint32_t* x, int x_stride, uint32_t* to, int to_stride) {
+    Words rows[kLanes];
+    for (int i = 0; i < kLanes; ++i) memcpy(&rows[i], x + i * x_stride, sizeof(Words));
+    swap_all_parts<kLanes / 2>(rows);
+    for (int i = 0; i < kLanes; ++i) memcpy(to + i * to_stride, &rows[i], sizeof(Words));
+}
+
+// to is x (rows x columns) transposed, its rows to_stride apart. Both numbers are rounded up to kLanes.
+inline void transpose(const uint32_t* x, int rows, int columns, uint32_t* to, int to_stride) {
+    for (int i = 0; i < rows; i += kLanes)
+        for (int j = 0; j < columns; j += kLanes)
+            transpose_square(x + i * columns + j, columns, to + j * to_stride + i, to_stride);
+}
+
+inline void transpose(const float* x, int rows, int columns, float* to, int to_stride) {
+    transpose(reinterpret_cast<const uint32_t*>(x), rows, columns, reinterpret_cast<uint32_t*>(to), to_stride);
 }
 
 // A matrix whose element (i, j) is at data[i * row + j * column].
