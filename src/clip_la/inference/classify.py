@@ -157,7 +157,7 @@ def classify(
     if options.json is not None:
         write_whole(options.json, json.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n")
     if options.html is not None:
-        write_whole(options.html, page(result, options.html_max))
+        write_whole(options.html, page(result))
     return result
 
 
@@ -170,17 +170,18 @@ def _predict(
 ) -> Iterator[Prediction]:
     label_features = encode_class_names(bundle, labels, templates)
     num_thumbnails = options.html_max if options.html is not None else 0
-    numbered = enumerate(progress(pictures, "pictures"))
-    while batch := list(islice(numbered, _BATCH_SIZE)):
-        opened = [_open(path) for _, path in batch]
+    waiting = iter(progress(pictures, "pictures"))
+    while batch := list(islice(waiting, _BATCH_SIZE)):
+        opened = [_open(path) for path in batch]
         readable = [image for image in opened if isinstance(image, Image.Image)]
         answers = iter(_answers(bundle, label_features, readable))
-        for (number, path), image in zip(batch, opened, strict=True):
+        for path, image in zip(batch, opened, strict=True):
             shown = printable(os.fspath(path), limit=4096)
             if isinstance(image, str):
                 yield Prediction(shown, error=image)
             else:
-                thumbnail = _thumbnail(image) if number < num_thumbnails else ""
+                thumbnail = _thumbnail(image) if num_thumbnails > 0 else ""
+                num_thumbnails -= 1
                 yield Prediction(shown, next(answers), thumbnail=thumbnail)
 
 

@@ -11,10 +11,10 @@ _LABELS_SHOWN = 5
 _LABELS_OPEN = 10
 
 
-def page(result: Classification, max_pictures: int) -> str:
-    """The whole page, with the first `max_pictures` readable pictures that have a thumbnail."""
+def page(result: Classification) -> str:
+    """The whole page, with a card for each picture that has a thumbnail."""
     style = resources.files("clip_la.inference").joinpath("classify.css").read_text(encoding="utf-8")
-    shown = [prediction for prediction in result.readable if prediction.thumbnail][:max_pictures]
+    shown = [prediction for prediction in result.readable if prediction.thumbnail]
     title = f"{len(result.readable)} pictures, {len(result.labels)} labels"
     sections = [
         f"<h1>{escape(title)}</h1>",

@@ -16,7 +16,7 @@ import torch
 
 from clip_la.bundle import ClipBundle
 from clip_la.config import ConfigError
-from clip_la.data.losses import Loss, describe
+from clip_la.data.losses import Loss, LossCounter, describe
 from clip_la.evaluate.cache import hash_of_model
 from clip_la.evaluate.features import progress, refuse_non_finite
 from clip_la.inference.parts import Done, Part, PartFolder
@@ -25,7 +25,6 @@ from clip_la.inference.sources import TextLines, Units, open_images
 
 Dtype = Literal["float16", "float32"]
 CAPTIONS = "captions"
-_MAX_EXAMPLES = 5
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class EmbedReport:
         num_rows, num_parts: embeddings (of each kind), and files.
         num_kept_parts: of earlier starts.
         losses: cause -> what was dropped.
-        examples: the first few of this start.
+        examples: the first of each cause in this start.
     """
 
     out: Path
@@ -124,13 +123,16 @@ def embed(bundle: ClipBundle, options: EmbedOptions) -> EmbedReport:
     folder = PartFolder(options.out, _settings(bundle, options, units))
     done = folder.done()
     num_kept = len(done)
-    examples: list[Loss] = []
+    found = LossCounter()
     for part, after in _parts(bundle, options, units, done[-1].next if done else Position()):
         done.append(folder.write(len(done), part, after))
-        examples += part.unusable[: _MAX_EXAMPLES - len(examples)]
-    report = _report(options.out, done, num_kept, examples)
+        for loss in part.unusable:
+            found.add(loss)
+    report = _report(options.out, done, num_kept, found)
     if not report.num_rows:
-        raise ValueError(f"nothing in {units.name} could be embedded: {describe(report.losses, examples)}")
+        raise ValueError(
+            f"nothing in {units.name} could be embedded: {describe(report.losses, report.examples)}"
+        )
     return report
 
 
@@ -153,13 +155,15 @@ def _settings(bundle: ClipBundle, options: EmbedOptions, units: Units) -> dict[s
     }
 
 
-def _report(out: Path, done: list[Done], num_kept: int, examples: list[Loss]) -> EmbedReport:
+def _report(out: Path, done: list[Done], num_kept: int, found: LossCounter) -> EmbedReport:
     losses: Counter[str] = Counter()
     for part in done:
         losses.update(part.losses)
     num_rows = sum(part.num_rows for part in done)
     num_parts = sum(part.num_rows > 0 for part in done)
-    return EmbedReport(out, num_rows, num_parts, num_kept, dict(losses), tuple(examples))
+    return EmbedReport(
+        out, num_rows, num_parts, num_kept, dict(sorted(losses.items())), tuple(found.first.values())
+    )
 
 
 def _parts(

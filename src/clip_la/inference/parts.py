@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -100,9 +101,7 @@ class PartFolder:
         if part.unusable:
             lines = b"".join(_json(loss.to_dict(), indent=None) for loss in part.unusable)
             self._write("unusable", "unusable", number, "jsonl", lambda file: file.write(lines))
-        losses: dict[str, int] = {}
-        for loss in part.unusable:
-            losses[loss.cause.value] = losses.get(loss.cause.value, 0) + 1
+        losses = dict(Counter(loss.cause.value for loss in part.unusable))
         done = Done(after, part.num_rows, losses)
         marker = {"next": list(after), "num_rows": done.num_rows, "losses": losses}
         self._write("parts", "part", number, "json", lambda file: file.write(_json(marker)))
