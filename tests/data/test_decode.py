@@ -102,6 +102,31 @@ def test_16_bit_grey_is_scaled(value: int, expected: int) -> None:
     assert pixels(encode_image(image))[0, 0].tolist() == [expected] * 3
 
 
+def test_16_bit_grey_can_be_transparent() -> None:
+    image = Image.fromarray(np.array([[0x8000, 0x4000]], dtype=np.uint16))
+    data = encode_image(image)
+    data = data[:33] + chunk(b"tRNS", b"\x80\x00") + data[33:]
+    assert pixels(data)[0].tolist() == [[255] * 3, [0x40] * 3]
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpeg_that_claims_more_pixels_than_it_holds_is_corrupt(progressive: bool) -> None:
+    data = encode_image(Image.new("RGB", (800, 800), GREEN), "JPEG", progressive=progressive)
+    assert np.abs(pixels(data)[0, 0].astype(int) - GREEN).max() < 8
+    frame = data.index(b"\xff\xc2" if progressive else b"\xff\xc0")
+    for height, width in ((8000, 8000), (8000, 7999)):
+        claimed = data[: frame + 5] + struct.pack(">HH", height, width) + data[frame + 9 :]
+        with pytest.raises(Unusable, match=f"can't hold {width} x {height} pixels") as caught:
+            decode_image(claimed, LIMITS)
+        assert caught.value.cause == Cause.IMAGE_CORRUPT
+
+
+def test_odd_exif_data_leaves_no_warning_behind(recwarn: pytest.WarningsRecorder) -> None:
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x02\0\x09\0\0\0\xff\xff\xff\xff\0\0\0\0"
+    assert pixels(encode_image(Image.new("RGB", (8, 8)), "JPEG", exif=exif)).shape == (8, 8, 3)
+    assert not recwarn.list
+
+
 def test_cmyk_and_grey() -> None:
     assert pixels(encode_image(Image.new("CMYK", (8, 8), (255, 0, 255, 0)), "JPEG"))[0, 0, 1] > 200
     assert pixels(encode_image(Image.new("L", (8, 8), 77)))[0, 0].tolist() == [77] * 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,14 +39,17 @@ def decode_image(
     Raises:
         Unusable: empty, of an unknown format, over a limit, corrupt or cut short.
     """
-    image = _open(data, limits)
-    try:
-        image.load()
-        if exif_orientation:
-            image = ImageOps.exif_transpose(image)
-        return to_rgb(image, background)
-    except Exception as error:  # Pillow's decoders raise whatever their input provokes
-        raise Unusable(Cause.IMAGE_CORRUPT, str(error)) from error
+    with warnings.catch_warnings():
+        # Python remembers each warning for good, and those of odd EXIF data differ from picture to picture.
+        warnings.simplefilter("ignore")
+        image = _open(data, limits)
+        try:
+            image.load()
+            if exif_orientation:
+                image = ImageOps.exif_transpose(image)
+            return to_rgb(image, background)
+        except Exception as error:  # Pillow's decoders raise whatever their input provokes
+            raise Unusable(Cause.IMAGE_CORRUPT, str(error)) from error
 
 
 def _open(data: bytes, limits: Limits) -> Image.Image:
@@ -55,7 +59,7 @@ def _open(data: bytes, limits: Limits) -> Image.Image:
         raise Unusable(Cause.IMAGE_TOO_MANY_PARTS, excess)
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except Image.DecompressionBombError as error:
         raise Unusable(Cause.IMAGE_TOO_MANY_PIXELS, str(error)) from error
     except UnidentifiedImageError as error:
         raise Unusable(Cause.IMAGE_FORMAT, f"begins {data[:16]!r}") from error
@@ -85,9 +89,19 @@ def to_rgb(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode.startswith("I"):
-        image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+        image = _scale_16_bits(image)
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         image = image.convert("RGBA")
         ground = Image.new("RGBA", image.size, (*background, 255))
         image = Image.alpha_composite(ground, image)
     return image.convert("RGB")
+
+
+def _scale_16_bits(image: Image.Image) -> Image.Image:
+    """16-bit grey in mode L, or LA where a PNG names one grey as transparent."""
+    grey = np.asarray(image).clip(0, 65535)
+    scaled = Image.fromarray((grey >> 8).astype(np.uint8))
+    if "transparency" in image.info:
+        opaque = np.where(grey == image.info["transparency"], 0, 255).astype(np.uint8)
+        scaled.putalpha(Image.fromarray(opaque))
+    return scaled
