@@ -234,13 +234,17 @@ def test_report_leaves_out_runs_that_have_not_begun(stage: Stage) -> None:
 
 def test_comparison_submits_an_array_and_its_report(stage: Stage) -> None:
     script = stage.folder / "a clone" / "slurm" / "compare.sbatch"
-    done = stage.bash(script, "--account=x", "--", "--logs", "some logs", "--lr", "1e-4")
+    done = stage.bash(
+        script, "--account=x", "-p", "big", "--nodes=2", "--", "--logs", "some logs", "--lr", "1e-4"
+    )
     assert done.returncode == 0, done.stderr
     array, report = stage.noted("submitted").splitlines()
-    assert array == f"--parsable --array=0-11%2 --account=x {script} --logs some logs --lr 1e-4"
-    assert report.startswith(
-        f"--parsable --dependency=afterany:7 {script.with_name('report.sbatch')} some logs/"
+    assert (
+        array == f"--parsable --array=0-11%2 --account=x -p big --nodes=2 {script} --logs some logs --lr 1e-4"
     )
+    place = "--account=x -p big"  # the report job takes no nodes of GPUs, but the same account
+    begin = f"--parsable --dependency=afterany:7 {place} {script.with_name('report.sbatch')}"
+    assert report.startswith(f"{begin} some logs/vit-s-16-softmax")
     assert report.endswith("some logs/vit-l-16-la-gain --out some logs/compare-7")
 
 

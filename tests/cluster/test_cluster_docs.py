@@ -14,11 +14,13 @@ DOCS = (REPO_ROOT / "docs" / "cluster.md").read_text()
 FOREIGN = {  # what the shell, Python, Slurm, the kernel, PyTorch and NCCL say
     "python: command not found", "No module named 'clip_la'", "torch.OutOfMemoryError", "Killed", "oom_kill",
     "Watchdog caught collective operation timeout", "NCCL error", "Connection closed by peer",
-    "DependencyNeverSatisfied", "Dependency",
+    "Requested node configuration is not available", "Failed to ensure --gpus", "DependencyNeverSatisfied",
+    "Dependency",
 }  # fmt: skip
 SLURM_FLAGS = {
     "account", "partition", "nodes", "gpus-per-node", "gpus-per-task", "ntasks-per-node", "array", "time",
     "cpus-per-task", "mem", "signal", "requeue", "no-requeue", "batch", "dependency", "pty", "export",
+    "gres", "gpus",
 }  # fmt: skip
 CODES = {value for name, value in vars(exit_codes).items() if name.startswith("EXIT_")}
 
