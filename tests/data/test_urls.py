@@ -46,6 +46,9 @@ def test_a_directory_is_not_a_tar(tmp_path: Path) -> None:
         ("ftp://host/a.tar", "scheme"),
         ("simplecache://bucket/a.tar", "scheme"),
         (f"{{0..{MAX_SHARDS}}}.tar", "more than"),
+        ("{0..99999999999999}.tar", "more than"),
+        ("{5..-99999999999999..1}.tar", "more than"),
+        ("{0..1000}{0..1000}.tar", "more than"),
     ],
 )
 def test_unusable_lists(shards: str, message: str) -> None:
@@ -76,6 +79,17 @@ def test_counts_from_sizes_then_stats(tmp_path: Path) -> None:
         count_samples(urls, OPTIONS)
     (tmp_path / "00001_stats.json").write_text(json.dumps({"successes": 5, "count": 9}))
     assert count_samples(urls, OPTIONS) == 12  # the third does not exist
+
+
+@pytest.mark.parametrize("size", ["-5", '"x"', "1e400", "null", "1.5", "[1]"])
+def test_sizes_that_are_no_numbers_of_samples(tmp_path: Path, size: str) -> None:
+    url = str(tmp_path / "0.tar")
+    (tmp_path / "0_stats.json").write_text(f'{{"successes": {size}}}')
+    with pytest.raises(ShardListError, match=r"_stats.json of .* expected a whole number"):
+        count_samples([url], OPTIONS)
+    (tmp_path / "sizes.json").write_text(f'{{"0.tar": {size}}}')
+    with pytest.raises(ShardListError, match=r"sizes.json beside .* expected a whole number"):
+        count_samples([url], OPTIONS)
 
 
 @pytest.mark.parametrize("content", ["[1]", "{", "[" * 100_000])

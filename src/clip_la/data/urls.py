@@ -6,6 +6,7 @@ import glob
 import json
 import logging
 import os
+import re
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
@@ -18,6 +19,7 @@ from clip_la.data.storage import PIPE, OpenOptions, is_remote, local_path, read_
 
 MAX_SHARDS = 1_000_000
 MAX_SIZES_BYTES = 2**28
+BRACE_RANGE = re.compile(r"{(-?\d+)\.\.(-?\d+)[.}]")
 
 
 class ShardListError(ValueError):
@@ -75,6 +77,9 @@ def _check_remote(url: str) -> None:
 
 
 def _expand_braces(pattern: str) -> list[str]:
+    for first, last in BRACE_RANGE.findall(pattern):
+        if abs(int(last) - int(first)) >= MAX_SHARDS:  # braceexpand would hold them all first
+            raise ShardListError(f"shard list {pattern!r} names more than {MAX_SHARDS:,} shards")
     try:
         urls = list(islice(braceexpand.braceexpand(pattern), MAX_SHARDS + 1))
     except ValueError as error:
@@ -135,10 +140,10 @@ def _count_shard(url: str, sizes: dict[str, dict[str, Any]], options: OpenOption
     if folder not in sizes:
         sizes[folder] = _read_object(os.path.join(folder, "sizes.json"), options)
     if name in sizes[folder]:
-        return int(sizes[folder][name])
+        return _size(sizes[folder][name], f"sizes.json beside {url}")
     stats = _read_object(os.path.splitext(url)[0] + "_stats.json", options)
     if "successes" in stats:
-        return int(stats["successes"])
+        return _size(stats["successes"], f"the _stats.json of {url}")
     if not is_remote(url) and not os.path.exists(local_path(url)):
         logging.warning("shard %s does not exist; counted as 0 samples", url)
         return 0
@@ -146,6 +151,14 @@ def _count_shard(url: str, sizes: dict[str, dict[str, Any]], options: OpenOption
         f"unknown number of samples in {url}: neither sizes.json in its folder nor "
         f"{os.path.splitext(name)[0]}_stats.json beside it says; give --train-num-samples"
     )
+
+
+def _size(value: Any, where: str) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ShardListError(
+            f"{where} says {value!r} samples; expected a whole number: mend it, or give --train-num-samples"
+        )
+    return value
 
 
 def _read_object(url: str, options: OpenOptions) -> dict[str, Any]:
