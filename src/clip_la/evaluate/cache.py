@@ -88,8 +88,8 @@ class EvaluationCache:
 
 
 def hash_of_model(bundle: ClipBundle) -> str:
-    """SHA-256 of weights, model config, image preprocessing, precision, kind of device and versions."""
-    digest = hashlib.sha256()
+    """Hash of weights, model config, image preprocessing, precision, kind of device and versions."""
+    digest = hashlib.blake2b(digest_size=32)  # twice as fast as SHA-256, for weights by the gigabyte
     settings = {
         "model_config": bundle.model_config,
         "preprocess_config": bundle.preprocess_config,

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from clip_la.data.decode import Unusable, decode_image
 from clip_la.data.losses import Cause
+from clip_la.data.reader import read_ahead
 from clip_la.data.spec import Limits
 from clip_la.data.transform import BatchTransform
 from clip_la.evaluate.images import ImageReader, RawImage
@@ -57,7 +58,7 @@ def load_batches(
     Args:
         numbers: the source's images to use, ascending.
         batches: which batches, ascending.
-        num_workers: processes that read and decode; 0 reads in this one.
+        num_workers: processes that read and decode; 0 decodes in a thread of this one, a batch ahead.
     """
     loader: DataLoader[Any] = DataLoader(
         _Batches(source, numbers, preprocess, batch_size, batches),
@@ -66,7 +67,7 @@ def load_batches(
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # leaves the training process's own generator alone
     )
-    return loader
+    return loader if loader.num_workers else read_ahead(iter(loader))
 
 
 class _Batches(IterableDataset[ImageBatch]):
