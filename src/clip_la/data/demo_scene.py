@@ -98,6 +98,7 @@ class Thing:
 
     @property
     def combination(self) -> tuple[str, str]:
+        """(colour, shape); some are held out of training."""
         return self.colour, self.shape
 
 

@@ -26,12 +26,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from clip_la.data.losses import Cause, Loss, LossCounter, describe
 from clip_la.data.order import Position, Reader
-from clip_la.data.reader import (
-    BatchReader,
-    Decoder,
-    ReaderBatch,
-    isolated_random_state,
-)
+from clip_la.data.reader import BatchReader, Decoder, ReaderBatch, isolated
 from clip_la.data.source import Source, open_units
 from clip_la.data.spec import DataSpec
 from clip_la.data.tables import Table
@@ -221,16 +216,7 @@ class _ReaderDataset(IterableDataset[ReaderBatch]):
 
     def __iter__(self) -> Iterator[ReaderBatch]:
         info = get_worker_info()
-        if info is not None:
-            yield from self._batches(info.id)
-            return
-        batches = self._batches(0)
-        while True:
-            with isolated_random_state():
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch
+        return isolated(self._batches(0)) if info is None else self._batches(info.id)
 
     def _batches(self, worker: int) -> Iterator[ReaderBatch]:
         start_epoch, start_index, positions = self._start

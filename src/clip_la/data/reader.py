@@ -116,6 +116,17 @@ def isolated_random_state() -> Iterator[None]:
         np.random.set_state(states[2])  # noqa: NPY002
 
 
+def isolated(items: Iterator[T]) -> Iterator[T]:
+    """The same items, whose making leaves the caller's global generators alone."""
+    while True:
+        with isolated_random_state():
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+        yield item
+
+
 class BatchReader:
     """Endless batches of one reader in one virtual epoch.
 
