@@ -59,7 +59,8 @@ class Stage:
         """Run a batch file as a job of 2 nodes x 2 GPUs, from a copy, as Slurm does."""
         copy = self.folder / "slurm_script"
         copy.write_bytes((self.folder / "a clone" / "slurm" / batch_file).read_bytes())
-        return self.bash(copy, *arguments, BATCH=f"{self.folder}/a clone/slurm/{batch_file}", **environment)
+        command = {"BATCH": f"{self.folder}/a clone/slurm/{batch_file}"}
+        return self.bash(copy, *arguments, **{**command, **environment})
 
     def bash(self, script: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -97,6 +98,7 @@ def stage(tmp_path: Path) -> Stage:
         "RUN": str(tmp_path / "a run"),
         "TASK_CODES": "0 0 0 0",
         "CLIP_LA_SITE": str(tmp_path / "site.sh"),
+        "SLURM_SUBMIT_DIR": str(tmp_path),
         "SLURM_JOB_ID": "5",
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_JOB_NODELIST": "node[1-2]",
@@ -131,6 +133,14 @@ def test_without_gpus_the_tasks_asked_for_count(stage: Stage) -> None:
     refused = stage.call("train.sbatch", "a.yaml", **without, SLURM_CPUS_ON_NODE="2")
     assert refused.returncode == 2
     assert "2 CPUs a node for 3 tasks; ask for more with --cpus-per-task" in refused.stderr
+
+
+@pytest.mark.parametrize("batch", ["./train.sbatch", "train.sbatch"])
+def test_a_batch_file_given_by_a_relative_path_finds_the_others(stage: Stage, batch: str) -> None:
+    """As with sbatch --chdir, when Slurm keeps the path as it was typed."""
+    submit_dir = str(stage.folder / "a clone" / "slurm")
+    done = stage.call("train.sbatch", "a.yaml", BATCH=batch, SLURM_SUBMIT_DIR=submit_dir)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
