@@ -14,11 +14,12 @@ from types import ModuleType
 import torch
 
 _MODULES = {
+    "triton": "clip_la.attention.triton_backend",
     "native": "clip_la.attention.native_backend",
     "torch": "clip_la.attention.torch_backend",
 }
 BACKENDS = tuple(_MODULES)
-"""The fastest first: fused Triton kernels for CUDA, compiled C++ for the CPU, torch operations for everything."""
+"""The fastest first: fused Triton kernels for CUDA, compiled C++ for the CPU, torch operations for all."""
 
 
 def which(
@@ -34,7 +35,9 @@ def which(
     return _which(torch.device(device), dtype, head_size, backend)
 
 
-def why_not(backend: str, device: torch.device | str, dtype: torch.dtype, *, head_size: int = 64) -> str | None:
+def why_not(
+    backend: str, device: torch.device | str, dtype: torch.dtype, *, head_size: int = 64
+) -> str | None:
     """Why a backend can't serve such a call; None if it can."""
     reason: str | None = implementation(backend).why_not(torch.device(device), dtype, head_size)
     return reason

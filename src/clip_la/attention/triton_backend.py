@@ -1,0 +1,99 @@
+"""Eq. 4 and Eq. 7 in fused Triton kernels, for Hopper GPUs (and others from Ampere on).
+
+- `triton_full`: every query sees every key.
+- `triton_causal`: causal, all tokens in one quadratic tile (text).
+- `triton_scan`: causal, with sums carried from chunk to chunk.
+- `triton_calls`: which of them a call launches. `triton_table`: what they take of the hardware.
+
+Kernels read q, k and v and write the gradients by stride, so that a packed projection needs no copies, and
+normalise rows on the way. Results are the same bits every time: nothing is added atomically, and what kernels
+are compiled for depends on dtype, head sizes and options alone, not on lengths.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from clip_la.attention.contract import Forward, Gradients, Options
+from clip_la.attention.triton_launch import aligned, aligned_outputs
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MAX_HEAD_SIZE = 128
+
+
+def why_not(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
+    """Why such a call can't be served; None if it can. Loads nothing."""
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton isn't installed"
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return (
+            f"Triton kernels run on CUDA devices (or, to test, with TRITON_INTERPRET=1), not on {device.type}"
+        )
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return "the GPU has no bfloat16 tensor cores (compute capability 8.0 or above)"
+    if dtype not in DTYPES:
+        return f"{dtype} isn't among bfloat16, float16 and float32"
+    if head_size > MAX_HEAD_SIZE:
+        return f"a head has {head_size} elements; the kernels hold up to {MAX_HEAD_SIZE}"
+    return None
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gain: Tensor | None,
+    num_keys: Tensor | None,
+    options: Options,
+    result: Forward,
+) -> None:
+    """As `torch_backend.forward`."""
+    run, _ = _calls(q, v, options)
+    q, k, v = aligned(q), aligned(k), aligned(v)
+    if num_keys is not None:
+        num_keys = num_keys.expand(*q.shape[:3], 1).contiguous()
+    with aligned_outputs(result.out, result.exact_out) as (out, exact_out):
+        result = result._replace(out=out, exact_out=exact_out)
+        run(q, k, v, _contiguous(gain), num_keys, options, result)
+
+
+def backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gain: Tensor | None,
+    saved: Forward,
+    options: Options,
+    result: Gradients,
+) -> None:
+    """As `torch_backend.backward`."""
+    from clip_la.attention.triton_calls import denominator_gradients
+
+    _, run = _calls(q, v, options)
+    dout, q, k, v = aligned(dout), aligned(q), aligned(k), aligned(v)
+    exact_out = saved.exact_out if saved.exact_out.shape[-1] > 0 else saved.out
+    deltas = denominator_gradients(dout, q, saved._replace(out=aligned(exact_out)), options)
+    with aligned_outputs(*result[:3]) as (dq, dk, dv):
+        result = Gradients(dq, dk, dv, result.dgain)
+        run(dout, q, k, v, _contiguous(gain), deltas, saved, options, result)
+
+
+def _calls(q: Tensor, v: Tensor, options: Options) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Forward and backward for such a call. Imported here: elsewhere triton may be absent."""
+    from clip_la.attention import triton_calls as calls
+
+    if not options.causal:
+        return calls.forward_full, calls.backward_full
+    if calls.fits_tile(q, v):
+        return calls.forward_tile, calls.backward_tile
+    return calls.forward_scan, calls.backward_scan
+
+
+def _contiguous(gain: Tensor | None) -> Tensor | None:
+    return None if gain is None else gain.contiguous()
