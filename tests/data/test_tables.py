@@ -59,6 +59,12 @@ def test_a_huge_caption_is_one_bad_row(tmp_path: Path) -> None:
     assert loss.cause.value == "bad_row"
 
 
+def test_an_open_quote_swallows_no_rows_unnoticed(tmp_path: Path) -> None:
+    path = write_table(tmp_path, 'a.png\t"two\nlines"\nb.png\t"open\n' + "c.png\tlost\n" * 2000)
+    with pytest.raises(TableError, match=r"the row at line 4 runs on for 2,001 lines: a quote"):
+        Table(path)
+
+
 @pytest.mark.parametrize(("header", "message"), [("a\tb\n", "no column filepath, title"), ("", "no column")])
 def test_missing_columns(tmp_path: Path, header: str, message: str) -> None:
     with pytest.raises(TableError, match=message):

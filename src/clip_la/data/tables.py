@@ -7,11 +7,14 @@ import os
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from clip_la.data.losses import Cause, Loss
 from clip_la.data.samples import RawSample
 from clip_la.data.spec import Limits
 from clip_la.data.storage import NotAFileError, OpenOptions, TooLargeError, read_small
+
+MAX_ROW_LINES = 1000
 
 
 class TableError(ValueError):
@@ -31,7 +34,7 @@ class Table:
         limits: image and caption bytes.
 
     Raises:
-        TableError: no such columns, or no rows.
+        TableError: no such columns, no rows, or a quote that is never closed.
     """
 
     def __init__(
@@ -107,22 +110,29 @@ def _read_rows(path: str, image_key: str, caption_key: str, separator: str) -> I
                 "(see --csv-img-key, --csv-caption-key, --csv-separator)"
             )
         image_column, caption_column = header.index(image_key), header.index(caption_key)
-        for row in _skip_broken(reader):
+        for row in _skip_broken(reader, path):
             if len(row) <= max(image_column, caption_column):
                 yield b"", b""
             else:
                 yield _encode(row[image_column]), _encode(row[caption_column])
 
 
-def _skip_broken(reader: Iterator[list[str]]) -> Iterator[list[str]]:
-    """The rows; [] in place of one that the csv module can't read."""
+def _skip_broken(reader: Any, path: str) -> Iterator[list[str]]:
+    """The rows of a csv.reader; [] in place of one that it can't read."""
     while True:
+        before = reader.line_num
         try:
-            yield next(reader)
+            row = next(reader)
         except StopIteration:
             return
         except csv.Error:
-            yield []
+            row = []
+        if reader.line_num - before > MAX_ROW_LINES:
+            raise TableError(
+                f"{path}: the row at line {before + 1} runs on for {reader.line_num - before:,} lines: "
+                "a quote that is never closed swallows the rows behind it; close it, or double it inside a caption"
+            )
+        yield row
 
 
 def _encode(text: str) -> bytes:
