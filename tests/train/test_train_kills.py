@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import signal
+import socket
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -14,24 +15,52 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from clip_la import checkpoint
 from clip_la.config import RunConfig
-from clip_la.train.loop import EXIT_STOPPED, train
+from clip_la.exit_codes import EXIT_PEER_FAILED, EXIT_STOPPED
+from clip_la.peers import PeerError
+from clip_la.train.loop import train
 
 pytestmark = pytest.mark.slow
 
 
-def start(config: RunConfig) -> BaseProcess:
+def start(config: RunConfig, **environment: str) -> BaseProcess:
     # Forked, so that a start costs no imports and the kill comes early in the run.
-    process = multiprocessing.get_context("fork").Process(target=_train, args=(config,))
+    process = multiprocessing.get_context("fork").Process(target=_train, args=(config, environment))
     process.start()
     return process
 
 
-def _train(config: RunConfig) -> None:
+def _train(config: RunConfig, environment: dict[str, str]) -> None:
     torch.set_num_threads(1)
-    os._exit(train(config))
+    os.environ.update(environment)
+    try:
+        code = train(config)
+    except PeerError:
+        code = EXIT_PEER_FAILED
+    os._exit(code)
+
+
+def start_ranks(config: RunConfig) -> list[BaseProcess]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [start(config, RANK=str(rank), **common) for rank in range(2)]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    """64 rows of pictures in files of their own."""
+    rows = "filepath\ttitle\n"
+    for number in range(64):
+        path = tmp_path / f"{number}.png"
+        Image.new("RGB", (32, 32), (4 * number, 128, 255 - 4 * number)).save(path)
+        rows += f"{path}\tnumber {number} of many\n"
+    (tmp_path / "table.tsv").write_text(rows)
+    return str(tmp_path / "table.tsv")
 
 
 def final_weights(config: RunConfig) -> dict[str, Any]:
@@ -78,3 +107,44 @@ def test_killed_at_random_moments(
     ours, theirs = final_weights(killed), final_weights(straight)
     assert ours.pop("progress") == theirs.pop("progress")
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
+@pytest.mark.parametrize(
+    ("seed", "overrides"),
+    [
+        (3, {"workers": 2, "batch_size": 4, "accum_freq": 2, "dataset_resampled": True}),
+        (4, {"workers": 1, "batch_size": 8, "train_data": "table"}),
+    ],
+    ids=["resampled", "table"],
+)
+def test_a_rank_of_two_is_killed_at_random_moments(
+    seed: int, overrides: dict[str, Any], make_config: Callable[..., RunConfig], table: str
+) -> None:
+    """Either rank, by any signal; the other ends by itself, and the next start goes on."""
+    if "train_data" in overrides:
+        overrides = {**overrides, "train_data": table}
+    common = {"epochs": 10, "save_every_samples": 16, "dist_timeout_minutes": 5.0, **overrides}
+    straight, killed = make_config(**common, name="straight"), make_config(**common, name="killed")
+    began = time.monotonic()
+    assert exit_codes(start_ranks(straight)) == [0, 0]
+    duration = time.monotonic() - began
+    rng = random.Random(seed)
+    exits: list[list[int | None]] = []
+    while not exits or exits[-1] != [0, 0]:
+        ranks = start_ranks(killed)
+        ranks[0].join(rng.uniform(0.3, 0.7) * duration)
+        if len(exits) < 4 and ranks[0].exitcode is None:
+            number = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
+            os.kill(rng.choice(ranks).pid or 0, number)
+        exits.append(exit_codes(ranks))
+        assert set(exits[-1]) <= {0, EXIT_STOPPED, EXIT_PEER_FAILED, -signal.SIGKILL}, exits
+    assert len(exits) > 2, "no kill came in time"
+    ours, theirs = final_weights(killed), final_weights(straight)
+    assert ours.pop("progress") == theirs.pop("progress")
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
+def exit_codes(ranks: list[BaseProcess]) -> list[int | None]:
+    for process in ranks:
+        process.join(300)
+    return [process.exitcode for process in ranks]
