@@ -95,6 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
         _add_export,
         _add_embed,
         _add_classify,
+        _add_bench,
         _add_runs,
         _add_models,
     ):
@@ -252,6 +253,26 @@ def _submit(args: argparse.Namespace) -> int:
 
     job = Job(**{name: getattr(args, name) for name in Job.__dataclass_fields__})
     return submit(job, args.rest, dry_run=args.dry_run)
+
+
+def _add_bench(commands: Any) -> None:
+    from clip_la.bench.command import add_bench_flags
+
+    parser = _command(
+        commands,
+        "bench",
+        _bench,
+        "Time softmax, Eq. 4 and Eq. 7 over lengths and whole models' training steps; memory and errors too.",
+    )
+    add_bench_flags(parser)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from clip_la.bench.command import run_bench
+
+    for path in run_bench(args):
+        print(f"wrote {path}")
+    return 0
 
 
 def _add_runs(commands: Any) -> None:

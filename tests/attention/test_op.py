@@ -10,6 +10,7 @@ import torch
 from accuracy import assert_close, output_and_gradients, random_qkv
 from torch import Tensor
 
+from clip_la.attention.dispatch import BACKENDS, why_not
 from clip_la.attention.op import linear_attention, packed_linear_attention
 from clip_la.attention.reference import eq4_attention, eq7_attention
 
@@ -30,12 +31,14 @@ def reference(*inputs: Tensor, kind: str, **options: Any) -> Tensor:
 
 
 def check(inputs: list[Tensor], dtype: torch.dtype, **options: Any) -> None:
-    """Values and gradients of linear_attention(*inputs) against the reference in float64."""
-    found = output_and_gradients(_with_gain_last(options), inputs)
+    """Values and gradients of linear_attention(*inputs), by every backend, against the float64 reference."""
     truth = output_and_gradients(partial(reference, **options), [x.double() for x in inputs])
     one_key = options["kind"] == "eq4" and inputs[1].shape[2] == 1  # then dq and dk vanish
-    assert_close(found, truth, dtype, least_size=0.1 if one_key else 1e-12)
-    assert [x.dtype for x in found[1:]] == [x.dtype for x in inputs]
+    for backend in BACKENDS:
+        if why_not(backend, "cpu", dtype) is None:
+            found = output_and_gradients(_with_gain_last(options | {"backend": backend}), inputs)
+            assert_close(found, truth, dtype, least_size=0.1 if one_key else 1e-12)
+            assert [x.dtype for x in found[1:]] == [x.dtype for x in inputs]
 
 
 def _with_gain_last(options: dict[str, Any]) -> Any:

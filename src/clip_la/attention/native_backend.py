@@ -7,6 +7,7 @@ the output and the gradients once, where they lie. This file hands it the addres
 from __future__ import annotations
 
 import ctypes
+import mmap
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ _TASKS = 64
 """Enough for the cores of most machines. It doesn't depend on their number: a sum's order would."""
 _LANES = 16
 """Rows of the sums are padded to this many elements, or fewer."""
+_HUGE_PAGES_FROM = 4 * 2**20  # bytes
+_LIBC = ctypes.CDLL(None) if hasattr(mmap, "MADV_HUGEPAGE") else None
 _POINTERS = ("gain", "state", "key_sum", "dgain", "sums", "later_sums")
 """What is handed over without strides."""
 
@@ -78,6 +81,7 @@ def forward(
     if options.has_denominator:
         num_keys = num_visible_keys(q, k.shape[2], options) if num_keys is None else num_keys
         tensors["num_keys"] = num_keys.expand(-1, q.shape[1], -1, -1)
+    _prefer_huge_pages(result.out)
     _run("forward", tensors, gain, options, None)
 
 
@@ -101,6 +105,8 @@ def backward(
         "dout": _rows(dout),
         "exact_out": _rows(saved.out),
     }
+    for gradient in gradients.values():
+        _prefer_huge_pages(gradient)
     _run("backward", tensors | _kept(saved) | rows, gain, options, result.dgain)
     for name, gradient in gradients.items():
         if rows[name] is not gradient:
@@ -118,7 +124,9 @@ def _run(
     problem = _Problem(B, H, N, M, D, E, options.causal, options.normalise, options.has_denominator)
     problem.num_threads, problem.num_segments = torch.get_num_threads(), num_segments
     problem.scale, problem.norm_floor, problem.denominator_floor = options.constant(M), NORM_FLOOR, EQ4_FLOOR
-    pointers = {"sums": _new_sums(q, v, num_segments), "later_sums": _new_sums(q, v, num_segments)}
+    pointers: dict[str, Tensor] = {}
+    if num_segments > 1:
+        pointers |= {name: _new_sums(q, v, num_segments) for name in ("sums", "later_sums")}
     if gain is not None:
         pointers["gain"] = gain.float().contiguous()
     if dgain is not None:
@@ -135,6 +143,15 @@ def _new_sums(q: Tensor, v: Tensor, num_segments: int) -> Tensor:
     """Room for S, z and kappa of every segment, and for the padding of their rows."""
     D, E = (-(-x.shape[-1] // _LANES) * _LANES for x in (q, v))
     return torch.empty(*q.shape[:2], num_segments, D * E + E + D)
+
+
+def _prefer_huge_pages(x: Tensor) -> None:
+    """Ask for large pages where x is large and not yet written: small ones cost more than the arithmetic."""
+    storage = x.untyped_storage()
+    if _LIBC is not None and storage.nbytes() >= _HUGE_PAGES_FROM:
+        start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = (storage.data_ptr() + storage.nbytes() - start) // mmap.PAGESIZE * mmap.PAGESIZE
+        _LIBC.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_HUGEPAGE)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -12,29 +12,42 @@
 
 namespace clip_la {
 
-// Rows lie far apart in a packed projection, so that the CPU doesn't foresee the next ones by itself.
-template <class T>
+// Rows lie far apart in a packed projection, so that the CPU doesn't foresee the next ones by itself. kWrite: they are
+// about to be written.
+template <class T, bool kWrite>
 void prefetch_row(const T* row, int64_t width) {
     for (int64_t byte = 0; byte < int64_t(sizeof(T)) * width; byte += 64)
-        __builtin_prefetch(reinterpret_cast<const char*>(row) + byte, 0, 2);
+        __builtin_prefetch(reinterpret_cast<const char*>(row) + byte, kWrite, 2);
 }
 
+template <class T, bool kWrite>
+void prefetch_rows(const Tensor& x, const Task& task, int64_t first, int count, int64_t width) {
+    for (int row = 0; row < count; ++row)
+        prefetch_row<T, kWrite>(x.row<const T>(task.b, task.h, first + row), width);
+}
+
+// A block of a tensor of `length` tokens. The rows one block ahead are fetched: after the last ones, the next head's.
 template <class T>
-void load_block(const Tensor& x, const Task& task, int64_t first, int count, int64_t width, float* block) {
+void load_block(const Problem& p, const Tensor& x, int64_t length, const Task& task, int64_t first, int count,
+                int64_t width, float* block) {
     const int stride = padded(width, kLanes);
+    const int64_t next_b = task.h + 1 < p.H ? task.b : task.b + 1, next_h = task.h + 1 < p.H ? task.h + 1 : 0;
     for (int row = 0; row < count; ++row) {
-        const T* from = x.row<const T>(task.b, task.h, first + row);
-        prefetch_row(from + kBlock * x.token, width);
-        load_row(from, width, block + row * stride, stride);
+        const int64_t n = first + row, ahead = n + kBlock;
+        if (ahead < length)
+            prefetch_row<T, false>(x.row<const T>(task.b, task.h, ahead), width);
+        else
+            prefetch_row<T, false>(x.row<const T>(next_b, next_h, ahead - length), width);
+        load_row(x.row<const T>(task.b, task.h, n), width, block + row * stride, stride);
     }
     memset(block + count * stride, 0, sizeof(float) * stride * (padded(count, kTileRows) - count));
 }
 
 // Unit rows of q or k, whose norms are written to `norms` where they aren't known yet.
 template <class T>
-void load_unit_block(const Problem& p, const Tensor& x, const Tensor& norms, bool norms_known, const Task& task,
+void load_unit_block(const Problem& p, const Tensor& x, int64_t length, const Tensor& norms, bool norms_known, const Task& task,
                      int64_t first, int count, float* block) {
-    load_block<T>(x, task, first, count, p.D, block);
+    load_block<T>(p, x, length, task, first, count, p.D, block);
     if (!p.normalise) return;
     const int D = p.padded_D();
     for (int row = 0; row < count; ++row) {
@@ -53,7 +66,7 @@ inline float floored(float denominator, float floor) {
 // G and delta, from dout and, in Eq. 4, what forward kept.
 template <class T>
 void load_gradient_block(const Problem& p, const Task& task, int64_t first, int count, float* G, float* delta) {
-    load_block<T>(p.dout, task, first, count, p.E, G);
+    load_block<T>(p, p.dout, p.N, task, first, count, p.E, G);
     const int E = p.padded_E();
     for (int row = 0; row < count; ++row) {
         float* G_row = G + row * E;

@@ -61,9 +61,10 @@ void forward_segment(const Problem& p, const Task& task, const Scratch& scratch,
     for_each_block(segment_tokens(p.N, p.num_segments, task.segment), p.block(), [&](int64_t first, int count) {
         const int rows = padded(count, kTileRows);
         float cosine_sums[kMaxBlock];
-        load_unit_block<T>(p, p.q, p.q_norm, false, task, first, count, Q);
-        load_unit_block<T>(p, p.k, p.k_norm, false, task, first, count, K);
-        load_block<T>(p.v, task, first, count, p.E, V);
+        prefetch_rows<T, true>(p.out, task, first, count, p.E);
+        load_unit_block<T>(p, p.q, p.N, p.q_norm, false, task, first, count, Q);
+        load_unit_block<T>(p, p.k, p.M, p.k_norm, false, task, first, count, K);
+        load_block<T>(p, p.v, p.M, task, first, count, p.E, V);
         if (first > 0) {
             multiply<false>(rows, E, D, plain(Q, D), earlier.S, E, numerator, E);
             scale_row(numerator, gain, rows * E);
@@ -92,9 +93,10 @@ void backward_queries_segment(const Problem& p, const Task& task, const Scratch&
     for_each_block(segment_tokens(p.N, p.num_segments, task.segment), p.block(), [&](int64_t first, int count) {
         const int rows = padded(count, kTileRows);
         float delta[kMaxBlock];
-        load_unit_block<T>(p, p.q, p.q_norm, true, task, first, count, Q);
-        load_unit_block<T>(p, p.k, p.k_norm, true, task, first, count, K);
-        load_block<T>(p.v, task, first, count, p.E, V);
+        prefetch_rows<T, true>(p.dq, task, first, count, p.D);
+        load_unit_block<T>(p, p.q, p.N, p.q_norm, true, task, first, count, Q);
+        load_unit_block<T>(p, p.k, p.M, p.k_norm, true, task, first, count, K);
+        load_block<T>(p, p.v, p.M, task, first, count, p.E, V);
         load_gradient_block<T>(p, task, first, count, G, delta);
         transpose(V, count, E, V_T, stride);
         lower_tile(rows, E, G, V_T, B, stride);
@@ -128,9 +130,11 @@ void backward_keys_segment(const Problem& p, const Task& task, const Scratch& sc
     for_each_block_backwards(segment_tokens(p.N, p.num_segments, task.segment), p.block(), [&](int64_t first, int count) {
         const int rows = padded(count, kTileRows);
         float delta[kMaxBlock];
-        load_unit_block<T>(p, p.q, p.q_norm, true, task, first, count, Q);
-        load_unit_block<T>(p, p.k, p.k_norm, true, task, first, count, K);
-        load_block<T>(p.v, task, first, count, p.E, V);
+        prefetch_rows<T, true>(p.dk, task, first, count, p.D);
+        prefetch_rows<T, true>(p.dv, task, first, count, p.E);
+        load_unit_block<T>(p, p.q, p.N, p.q_norm, true, task, first, count, Q);
+        load_unit_block<T>(p, p.k, p.M, p.k_norm, true, task, first, count, K);
+        load_block<T>(p, p.v, p.M, task, first, count, p.E, V);
         load_gradient_block<T>(p, task, first, count, G, delta);
         if (first + count < p.N) {
             transpose(later.S, D, E, dS_T, D);
@@ -166,7 +170,7 @@ void sum_queries(const Problem& p, const Task& task, const Scratch& scratch, con
     float *Q = scratch.block(0), *G = scratch.block(1);
     for_each_block(segment_tokens(p.N, p.num_segments, task.segment), p.block(), [&](int64_t first, int count) {
         float delta[kMaxBlock];
-        load_unit_block<T>(p, p.q, p.q_norm, true, task, first, count, Q);
+        load_unit_block<T>(p, p.q, p.N, p.q_norm, true, task, first, count, Q);
         load_gradient_block<T>(p, task, first, count, G, delta);
         add_to_sums(p, VectorEngine(scratch), sums, Q, G, delta, count);
     });

@@ -11,8 +11,8 @@ template <class T, class Engine>
 void sum_keys(const Problem& p, const Task& task, const Scratch& scratch, const Engine& engine, const Sums& sums, bool norms_known) {
     float *K = scratch.block(0), *V = scratch.block(1);
     for_each_block(segment_tokens(p.M, p.num_segments, task.segment), p.block(), [&](int64_t first, int count) {
-        load_unit_block<T>(p, p.k, p.k_norm, norms_known, task, first, count, K);
-        load_block<T>(p.v, task, first, count, p.E, V);
+        load_unit_block<T>(p, p.k, p.M, p.k_norm, norms_known, task, first, count, K);
+        load_block<T>(p, p.v, p.M, task, first, count, p.E, V);
         add_to_sums(p, engine, sums, K, V, nullptr, count);
     });
 }
@@ -43,7 +43,8 @@ void read_sums(const Problem& p, const Task& task, const Scratch& scratch, const
     const auto right = engine.pack_right(S, D, E, 0);
     for_each_block(segment_tokens(p.N, p.num_segments, task.segment), p.block(), [&](int64_t first, int count) {
         float cosine_sums[kMaxBlock];
-        load_unit_block<T>(p, p.q, p.q_norm, false, task, first, count, Q);
+        prefetch_rows<T, true>(p.out, task, first, count, p.E);
+        load_unit_block<T>(p, p.q, p.N, p.q_norm, false, task, first, count, Q);
         engine.product(padded(count, kTileRows), Q, right, numerator);
         if (p.has_denominator)
             for (int row = 0; row < count; ++row) cosine_sums[row] = dot(Q + row * D, sums.kappa, D);
@@ -64,7 +65,8 @@ void backward_queries(const Problem& p, const Task& task, const Scratch& scratch
     float dgain = 0;
     for_each_block(segment_tokens(p.N, p.num_segments, task.segment), p.block(), [&](int64_t first, int count) {
         float delta[kMaxBlock];
-        load_unit_block<T>(p, p.q, p.q_norm, true, task, first, count, Q);
+        prefetch_rows<T, true>(p.dq, task, first, count, p.D);
+        load_unit_block<T>(p, p.q, p.N, p.q_norm, true, task, first, count, Q);
         load_gradient_block<T>(p, task, first, count, G, delta);
         engine.product(padded(count, kTileRows), G, right, dQ);
         for (int row = 0; row < count; ++row) {
@@ -90,8 +92,10 @@ void backward_keys(const Problem& p, const Task& task, const Scratch& scratch, c
     const auto right = engine.pack_right(dS, D, E, 0), right_T = engine.pack_right(dS_T, E, D, 1);
     for_each_block(segment_tokens(p.M, p.num_segments, task.segment), p.block(), [&](int64_t first, int count) {
         const int rows = padded(count, kTileRows);
-        load_unit_block<T>(p, p.k, p.k_norm, true, task, first, count, K);
-        load_block<T>(p.v, task, first, count, p.E, V);
+        prefetch_rows<T, true>(p.dk, task, first, count, p.D);
+        prefetch_rows<T, true>(p.dv, task, first, count, p.E);
+        load_unit_block<T>(p, p.k, p.M, p.k_norm, true, task, first, count, K);
+        load_block<T>(p, p.v, p.M, task, first, count, p.E, V);
         engine.product(rows, V, right_T, dK);
         engine.product(rows, K, right, dV);
         for (int row = 0; row < count; ++row) {

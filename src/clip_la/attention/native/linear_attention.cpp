@@ -30,15 +30,20 @@ void exclusive_sums(const Problem& p, float* buffer, const Task& head, bool reve
     }
 }
 
-void clear(const Problem& p, float* buffer) {
-    for_each_task(p, p.num_segments,
-                  [&](const Task& task) { memset(sums_at(p, buffer, task).S, 0, sizeof(float) * p.sums_size()); });
-}
-
 template <class T, class Engine>
 void forward_full(const Problem& p, const Scratch& scratch, const Engine& engine) {
-    for_each_task(p, p.num_segments,
-                  [&](const Task& task) { sum_keys<T>(p, task, scratch, engine, sums_at(p, p.sums, task), false); });
+    if (p.num_segments == 1) {
+        for_each_task(p, 1, [&](const Task& head) {
+            const Sums sums = zeros(p, sums_in(p, scratch.sums(0)));
+            sum_keys<T>(p, head, scratch, engine, sums, false);
+            save_state(p, head, sums);
+            read_sums<T>(p, head, scratch, engine, sums);
+        });
+        return;
+    }
+    for_each_task(p, p.num_segments, [&](const Task& task) {
+        sum_keys<T>(p, task, scratch, engine, zeros(p, sums_at(p, p.sums, task)), false);
+    });
     for_each_task(p, 1, [&](const Task& head) {
         total(p, p.sums, head);
         save_state(p, head, sums_at(p, p.sums, head));
@@ -50,8 +55,16 @@ void forward_full(const Problem& p, const Scratch& scratch, const Engine& engine
 
 template <class T, class Engine>
 void backward_full(const Problem& p, const Scratch& scratch, const Engine& engine) {
+    if (p.num_segments == 1) {
+        for_each_task(p, 1, [&](const Task& head) {
+            const Sums sums = zeros(p, sums_in(p, scratch.sums(0)));
+            backward_queries<T>(p, head, scratch, engine, sums);
+            backward_keys<T>(p, head, scratch, engine, sums);
+        });
+        return;
+    }
     for_each_task(p, p.num_segments, [&](const Task& task) {
-        backward_queries<T>(p, task, scratch, engine, sums_at(p, p.later_sums, task));
+        backward_queries<T>(p, task, scratch, engine, zeros(p, sums_at(p, p.later_sums, task)));
     });
     for_each_task(p, 1, [&](const Task& head) { total(p, p.later_sums, head); });
     for_each_task(p, p.num_segments, [&](const Task& task) {
@@ -61,27 +74,39 @@ void backward_full(const Problem& p, const Scratch& scratch, const Engine& engin
 
 template <class T>
 void forward_causal(const Problem& p, const Scratch& scratch) {
-    if (p.num_segments > 1) {
-        for_each_task(p, p.num_segments,
-                      [&](const Task& task) { sum_keys<T>(p, task, scratch, VectorEngine(scratch), sums_at(p, p.sums, task), false); });
-        for_each_task(p, 1, [&](const Task& head) { exclusive_sums(p, p.sums, head, false, scratch.sums()); });
+    if (p.num_segments == 1) {
+        for_each_task(p, 1, [&](const Task& head) {
+            forward_segment<T>(p, head, scratch, zeros(p, sums_in(p, scratch.sums(0))));
+        });
+        return;
     }
+    const VectorEngine engine(scratch);
+    for_each_task(p, p.num_segments, [&](const Task& task) {
+        sum_keys<T>(p, task, scratch, engine, zeros(p, sums_at(p, p.sums, task)), false);
+    });
+    for_each_task(p, 1, [&](const Task& head) { exclusive_sums(p, p.sums, head, false, scratch.sums(0)); });
     for_each_task(p, p.num_segments,
                   [&](const Task& task) { forward_segment<T>(p, task, scratch, sums_at(p, p.sums, task)); });
 }
 
 template <class T>
 void backward_causal(const Problem& p, const Scratch& scratch) {
-    if (p.num_segments > 1) {
-        for_each_task(p, p.num_segments, [&](const Task& task) {
-            sum_keys<T>(p, task, scratch, VectorEngine(scratch), sums_at(p, p.sums, task), true);
-            sum_queries<T>(p, task, scratch, sums_at(p, p.later_sums, task));
-        });
+    if (p.num_segments == 1) {
         for_each_task(p, 1, [&](const Task& head) {
-            exclusive_sums(p, p.sums, head, false, scratch.sums());
-            exclusive_sums(p, p.later_sums, head, true, scratch.sums());
+            backward_queries_segment<T>(p, head, scratch, zeros(p, sums_in(p, scratch.sums(0))));
+            backward_keys_segment<T>(p, head, scratch, zeros(p, sums_in(p, scratch.sums(1))));
         });
+        return;
     }
+    const VectorEngine engine(scratch);
+    for_each_task(p, p.num_segments, [&](const Task& task) {
+        sum_keys<T>(p, task, scratch, engine, zeros(p, sums_at(p, p.sums, task)), true);
+        sum_queries<T>(p, task, scratch, zeros(p, sums_at(p, p.later_sums, task)));
+    });
+    for_each_task(p, 1, [&](const Task& head) {
+        exclusive_sums(p, p.sums, head, false, scratch.sums(0));
+        exclusive_sums(p, p.later_sums, head, true, scratch.sums(0));
+    });
     for_each_task(p, p.num_segments, [&](const Task& task) {
         backward_queries_segment<T>(p, task, scratch, sums_at(p, p.sums, task));
         backward_keys_segment<T>(p, task, scratch, sums_at(p, p.later_sums, task));
@@ -103,7 +128,6 @@ void forward(const Problem& p) {
 #pragma omp parallel num_threads(p.num_threads)
     {
         const Scratch scratch(p);
-        clear(p, p.sums);
         if (p.causal)
             forward_causal<T>(p, scratch);
         else
@@ -116,8 +140,6 @@ void backward(const Problem& p) {
 #pragma omp parallel num_threads(p.num_threads)
     {
         const Scratch scratch(p);
-        if (p.causal) clear(p, p.sums);
-        clear(p, p.later_sums);
         if (p.causal)
             backward_causal<T>(p, scratch);
         else

@@ -37,7 +37,7 @@ struct Problem {
     float *state, *key_sum;  // (B, H, D, E), (B, H, D)
     Tensor dout, dq, dk, dv;
     float* dgain;               // (B, H, num_segments)
-    float *sums, *later_sums;   // (B, H, num_segments, sums_size)
+    float *sums, *later_sums;   // (B, H, num_segments, sums_size), where there are several segments
 
     int64_t padded_D() const { return padded(D, kLanes); }
     int64_t padded_E() const { return padded(E, kLanes); }
@@ -89,10 +89,18 @@ struct Sums {
     float *S, *z, *kappa;
 };
 
-inline Sums sums_at(const Problem& p, float* buffer, const Task& task) {
-    float* S = buffer + ((task.b * p.H + task.h) * p.num_segments + task.segment) * p.sums_size();
+inline Sums sums_in(const Problem& p, float* S) {
     float* z = S + p.padded_D() * p.padded_E();
     return {S, z, z + p.padded_E()};
+}
+
+inline Sums sums_at(const Problem& p, float* buffer, const Task& task) {
+    return sums_in(p, buffer + ((task.b * p.H + task.h) * p.num_segments + task.segment) * p.sums_size());
+}
+
+inline Sums zeros(const Problem& p, const Sums& sums) {
+    memset(sums.S, 0, sizeof(float) * p.sums_size());
+    return sums;
 }
 
 // Blocks (tokens x D, E or a causal tile) and states (D x E) for one thread.
@@ -110,17 +118,17 @@ public:
     Scratch& operator=(const Scratch&) = delete;
 
     float* block(int index) const { return data_ + index * block_size_; }
-    float* sums() const { return state(kStates); }
+    float* sums(int index) const { return state(kStates) + index * sums_size_; }
     uint32_t* packed_left() const { return words(block(8)); }
     uint32_t* packed_right() const { return words(block(9)); }
     uint32_t* packed_state(int index) const { return words(state(2 + index)); }
     float* state(int index) const { return data_ + kBlocks * block_size_ + index * state_size_; }
 
 private:
-    static constexpr int kBlocks = 10, kStates = 4;
+    static constexpr int kBlocks = 10, kStates = 4, kSums = 2;
     static uint32_t* words(float* room) { return reinterpret_cast<uint32_t*>(room); }
     size_t bytes() const {
-        return padded(sizeof(float) * (kBlocks * block_size_ + kStates * state_size_ + sums_size_), 64);
+        return padded(sizeof(float) * (kBlocks * block_size_ + kStates * state_size_ + kSums * sums_size_), 64);
     }
 
     int64_t block_size_, state_size_, sums_size_;
