@@ -130,7 +130,7 @@ def _skip_broken(reader: Any, path: str) -> Iterator[list[str]]:
         if reader.line_num - before > MAX_ROW_LINES:
             raise TableError(
                 f"{path}: the row at line {before + 1} runs on for {reader.line_num - before:,} lines: "
-                "a quote that is never closed swallows the rows behind it; close it, or double it in a caption"
+                "a quote that is never closed swallows the rows behind; close it, or double it in a caption"
             )
         yield row
 
