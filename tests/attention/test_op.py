@@ -258,9 +258,10 @@ SAMPLES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("backend", ["auto", "torch"])
 @pytest.mark.parametrize("layout", ["contiguous", "strided", "expanded", "empty", "packed"])
 @pytest.mark.parametrize("sample", SAMPLES)
-def test_opcheck(sample: str, layout: str) -> None:
+def test_opcheck(sample: str, layout: str, backend: str) -> None:
     qkv = random_qkv(0 if layout == "empty" else 2, 2, 6, 4)
     if layout == "strided":
         qkv = list(torch.randn(2, 6, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0))
@@ -270,7 +271,7 @@ def test_opcheck(sample: str, layout: str) -> None:
         qkv = [torch.randn(2, 6, 3, 2, 4)]
     kind, causal, scale, normalise = SAMPLES[sample].values()
     gain = torch.tensor([1.5, 2.0]) if kind == "eq7" else None
-    options = (kind, causal, scale, normalise, "torch")
+    options = (kind, causal, scale, normalise, backend)
     leaves = [x.detach().requires_grad_() for x in qkv]
     leaf_gain = None if gain is None else gain.clone().requires_grad_()
     torch.library.opcheck(torch.ops.clip_la.linear_attention.default, (leaves, leaf_gain, None, *options))

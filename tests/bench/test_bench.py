@@ -15,7 +15,7 @@ from clip_la.bench import sweep as sweep_module
 from clip_la.bench.models import Step, attention_share, build_model, step_call
 from clip_la.bench.operators import Shape, available_operators, error_of
 from clip_la.bench.sweep import ErrorGateError, OperatorSweep, Row, fitted_slope, gate_errors, sweep_operators
-from clip_la.bench.timing import Times, peak_memory, time_calls
+from clip_la.bench.timing import Times, available_memory, peak_memory, time_calls
 from clip_la.bench.write import speedup
 from clip_la.cli import main
 
@@ -130,6 +130,15 @@ def test_the_command_writes_table_document_and_plot(
     assert document["about"]["backends"].keys() == {"float32"}
     assert {path.name for path in tmp_path.iterdir()} == {"bench.csv", "bench.json", "time.png", "time.svg"}
     assert "ViT-nano-8-LA" in capsys.readouterr().out
+
+
+def test_lengths_that_memory_cant_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if available_memory(CPU) is None:
+        pytest.skip("this system doesn't tell what memory is available")
+    sizes = "--lengths 16 32 4000000000 --heads 2 --head-size 16 --dtype float32 --batch-size 1"
+    command = f"bench --out {tmp_path} --level operator {sizes} --seconds 0.01 --device cpu"
+    assert main(command.split()) == 0
+    assert "left out for lack of memory: 4000000000 tokens" in capsys.readouterr().out
 
 
 def test_a_dtype_without_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ import torch
 from clip_la.bench.models import Step
 from clip_la.bench.plot import plot_times
 from clip_la.bench.sweep import OperatorSweep, Row, backends, sweep_models, sweep_operators
+from clip_la.bench.timing import available_memory
 from clip_la.bench.write import format_row, write_rows
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -67,7 +68,7 @@ def run_bench(args: argparse.Namespace) -> list[Path]:
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     budget = args.seconds or (1.0 if args.quick else 5.0)
     rows: list[Row] = []
-    sweep = _operator_sweep(args, budget)
+    sweep = _operator_sweep(args, budget, device)
     about = _about(device) | {"backends": backends(sweep, device)}
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     if args.level != "model":
@@ -89,13 +90,28 @@ def _collect(measured: Iterable[Row], rows: list[Row]) -> None:
         print(format_row(row, rows), flush=True)
 
 
-def _operator_sweep(args: argparse.Namespace, budget: float) -> OperatorSweep:
-    lengths = tuple(sorted(args.lengths or (_QUICK_LENGTHS if args.quick else _LENGTHS)))
+def _operator_sweep(args: argparse.Namespace, budget: float, device: torch.device) -> OperatorSweep:
+    lengths = sorted(args.lengths or (_QUICK_LENGTHS if args.quick else _LENGTHS))
+    available = available_memory(device)
+    if available is not None:
+        fitting = [N for N in lengths if _bytes_needed(args, N) <= available]
+        if len(fitting) < len(lengths):
+            too_long = ", ".join(str(N) for N in lengths if N not in fitting)
+            print(f"left out for lack of memory: {too_long} tokens (fewer --heads need less)")
+        lengths = fitting
     batch_sizes = tuple(args.batch_size or max(_TOKENS // N, 1) for N in lengths)
     return OperatorSweep(
-        lengths, batch_sizes, args.heads, args.head_size, tuple(_DTYPES[name] for name in args.dtype),
+        tuple(lengths), batch_sizes, args.heads, args.head_size, tuple(_DTYPES[name] for name in args.dtype),
         args.causal, budget, max_call=2.0 if args.quick else 60.0,
     )  # fmt: skip
+
+
+def _bytes_needed(args: argparse.Namespace, N: int) -> int:
+    """Of q, k, v, the output, the gradients and the ceilings' operands, about eight times q, k and v."""
+    B = args.batch_size or max(_TOKENS // N, 1)
+    item_size = max(_DTYPES[name].itemsize for name in args.dtype)
+    elements: int = 3 * B * N * args.heads * args.head_size
+    return 8 * elements * item_size
 
 
 def _steps(args: argparse.Namespace, device: torch.device) -> Iterator[Step]:

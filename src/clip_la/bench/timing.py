@@ -71,6 +71,15 @@ def peak_memory(call: Call, device: torch.device) -> int | None:
     return max(_resident("VmHWM") - before, 0)
 
 
+def available_memory(device: torch.device) -> int | None:
+    """Bytes that can still be had; None where the system doesn't tell (the CPU outside Linux)."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    meminfo = Path("/proc/meminfo")
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.M) if meminfo.exists() else None
+    return int(found[1]) * 1024 if found else None
+
+
 def _seconds(call: Call, device: torch.device) -> float:
     _wait(device)
     start = time.perf_counter()
