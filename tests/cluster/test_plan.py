@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from clip_la.bundle import build, resolve_model_config
 from clip_la.checkpoint import write_atomically
@@ -35,6 +37,29 @@ def test_parameters_are_counted_exactly(name: str) -> None:
 def test_forward_flops_are_those_that_openclip_publishes(name: str, gflops: float) -> None:
     """docs/model_profile.csv of OpenCLIP, to its two decimals."""
     assert forward_flops(model_shape(resolve_model_config(name))) / 1e9 == pytest.approx(gflops, abs=0.005)
+
+
+def kept_bytes(model: torch.nn.Module, batch: int) -> int:
+    """What autograd keeps of a forward pass in amp_bf16, without the parameters."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    images, texts = torch.zeros(batch, 3, 224, 224), torch.ones(batch, 77, dtype=torch.long)
+    with saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
+        model(images, texts)
+    return sum(t.untyped_storage().nbytes() for pointer, t in kept.items() if pointer not in parameters)
+
+
+@pytest.mark.parametrize("name", ["ViT-S-16", "ViT-S-16-LA"])
+def test_activations_are_those_that_autograd_keeps(name: str) -> None:
+    config = resolve_model_config(name)
+    model, shape = build(config, model_name=name).model.train(), model_shape(config)
+    estimate = shape.image.activation_bytes + shape.text.activation_bytes
+    assert kept_bytes(model, 2) - kept_bytes(model, 1) == pytest.approx(estimate, rel=0.05)
 
 
 def test_published_gpu_hours_give_the_default_utilisation() -> None:
