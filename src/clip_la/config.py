@@ -12,6 +12,7 @@ from typing import Any
 
 from clip_la.attention.spec import AttentionSpec
 from clip_la.data.spec import Limits
+from clip_la.evaluate.spec import read_specs
 
 UNSUPPORTED_FLAGS = {
     "horovod": "this trainer uses torch.distributed only",
@@ -210,6 +211,12 @@ class RunConfig:
         256, "pairs that the validation loss tells apart at a time (not in OpenCLIP)", "evaluation"
     )
     val_frequency: int = _flag(1, "epochs between validation losses; 0 for the last epoch only", "evaluation")
+    evaluators: Sequence[Mapping[str, Any]] = _flag(
+        (),
+        "more evaluations, a list of settings each: kind (zeroshot, retrieval or validation), data, name, "
+        "every_epochs or every_samples, and those of the kind (not in OpenCLIP)",
+        "evaluation",
+    )
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -248,11 +255,12 @@ class RunConfig:
             raise ConfigError("--lr-scheduler const-cooldown needs --epochs-cooldown")
         if (self.zeroshot is None) != (self.classnames is None):
             raise ConfigError("--zeroshot and --classnames go together: give both or neither")
-        if self.attention is not None:
-            try:
+        try:
+            read_specs(self.evaluators)
+            if self.attention is not None:
                 AttentionSpec.from_config(self.attention)
-            except ValueError as error:
-                raise ConfigError(str(error)) from error
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
 
 def _check_positive(config: RunConfig, *names: str) -> None:

@@ -74,7 +74,7 @@ def _add_flag(section: argparse._ArgumentGroup, name: str, entry: dataclasses.Fi
     elif entry.metadata["choices"]:
         options["metavar"] = "{" + ",".join(choice for choice in entry.metadata["choices"] if choice) + "}"
     else:
-        options["metavar"] = "JSON" if _base_type(name) is dict else _base_type(name).__name__.upper()
+        options["metavar"] = "JSON" if _base_type(name) in (dict, list) else _base_type(name).__name__.upper()
     section.add_argument(flag_name(name), **options)
 
 
@@ -155,8 +155,10 @@ def _check_name(name: str, where: str) -> None:
 
 
 def _base_type(name: str) -> type:
-    """The one type of a field apart from None: bool, int, float, str, tuple or dict."""
+    """The one type of a field apart from None: bool, int, float, str, tuple, list (of mappings) or dict."""
     hint = _TYPES[name]
+    if typing.get_origin(hint) is Sequence:
+        return list
     members = [member for member in typing.get_args(hint) if member is not type(None)]
     chosen = hint if typing.get_origin(hint) is tuple or not members else members[0]
     origin = typing.get_origin(chosen) or chosen
@@ -220,6 +222,13 @@ def _to_dict(name: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+def _to_list(_name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
+    entries = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(entries, list | tuple) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise TypeError
+    return tuple(dict(entry) for entry in entries)
+
+
 def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
@@ -227,12 +236,21 @@ def _literal(text: str) -> Any:
         return text
 
 
-_CONVERTERS = {bool: _to_bool, int: _to_int, float: _to_float, str: _to_str, tuple: _to_tuple, dict: _to_dict}
+_CONVERTERS = {
+    bool: _to_bool,
+    int: _to_int,
+    float: _to_float,
+    str: _to_str,
+    tuple: _to_tuple,
+    list: _to_list,
+    dict: _to_dict,
+}
 _EXPECTED = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
     str: "a text",
     tuple: "numbers",
+    list: 'a list of mappings such as [{"kind": "zeroshot", "data": "DIR"}]',
     dict: 'a mapping such as {"kind": "eq7"}',
 }

@@ -23,6 +23,7 @@ from clip_la.distributed import init_world
 from clip_la.report.compare import compare
 from clip_la.report.runs import read_runs
 from clip_la.train import loop
+from clip_la.train.evaluators import ScheduledEvaluator
 from clip_la.train.folder import run_folder
 from clip_la.train.loop import EXIT_FINISHED, EXIT_NON_FINITE, EXIT_STOPPED, train
 from clip_la.train.run import Run
@@ -197,8 +198,8 @@ def test_a_signal_during_an_evaluation_leaves_the_others_to_the_next_start(
     straight, stopped = make_config(name="straight"), make_config(name="stopped")
     assert train(straight) == EXIT_FINISHED
     first = RecordingEvaluator("first", 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    evaluators = [(2, first), (2, RecordingEvaluator("second"))]
-    monkeypatch.setattr("clip_la.train.run.build_evaluators", lambda config: evaluators)
+    evaluators = [ScheduledEvaluator(each, 2) for each in (first, RecordingEvaluator("second"))]
+    monkeypatch.setattr("clip_la.train.run.build_evaluators", lambda config, **_: evaluators)
     assert train(stopped) == EXIT_STOPPED
     assert evaluations(stopped) == [(128, "first")]
     assert records(stopped, "run_end")[-1]["samples"] == 128
@@ -218,8 +219,9 @@ def test_an_evaluation_lost_to_a_kill_is_made_up_for(
 
     straight, killed = make_config(name="straight"), make_config(name="killed")
     assert train(straight) == EXIT_FINISHED
-    evaluators = [(2, RecordingEvaluator("first")), (2, RecordingEvaluator("second", 2, kill))]
-    monkeypatch.setattr("clip_la.train.run.build_evaluators", lambda config: evaluators)
+    second = RecordingEvaluator("second", 2, kill)
+    evaluators = [ScheduledEvaluator(each, 2) for each in (RecordingEvaluator("first"), second)]
+    monkeypatch.setattr("clip_la.train.run.build_evaluators", lambda config, **_: evaluators)
     with pytest.raises(KeyboardInterrupt):
         train(killed)
     assert evaluations(killed) == [(128, "first"), (128, "second"), (256, "first")]
@@ -402,7 +404,9 @@ def test_a_failing_evaluation_is_reported_after_the_save(
     plain, broken = make_config(name="plain"), make_config(name="broken")
     assert train(plain) == EXIT_FINISHED
     evaluator = BrokenEvaluator(broken)
-    monkeypatch.setattr("clip_la.train.run.build_evaluators", lambda config: [(1, evaluator)])
+    monkeypatch.setattr(
+        "clip_la.train.run.build_evaluators", lambda config, **_: [ScheduledEvaluator(evaluator)]
+    )
     assert train(broken) == EXIT_FINISHED
     assert evaluator.newest_files == [64, 128, 192, 256]
     assert len(records(broken, "eval_failed")) == 4

@@ -34,7 +34,8 @@ from clip_la.data.spec import DataSpec
 from clip_la.data.storage import PIPE, is_remote, local_path
 from clip_la.data.urls import expand_shards, sample_shards
 from clip_la.exit_codes import EXIT_USAGE
-from clip_la.train.run import build_evaluators, train_spec
+from clip_la.train.evaluators import build_evaluators
+from clip_la.train.specs import train_spec
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from clip_la.cluster.plan import NotEstimatedError, Plan, make_plan
 from clip_la.cluster.preflight import GIB, config_from_arguments, problems
 from clip_la.config import ConfigError, RunConfig
 from clip_la.data.source import open_units
-from clip_la.train.run import train_spec
+from clip_la.train.specs import train_spec
 
 H200_BYTES = 141e9  # NVIDIA's data sheet
 REFERENCE_BATCH, REFERENCE_LR = 32_768, 5e-4  # OpenCLIP's LAION-400M recipe

@@ -115,7 +115,7 @@ def _fit(run: Run, stop: StopRequest) -> str:
                 return NON_FINITE
             due = _due_evaluators(run)
             saved = run.is_at_epoch_end and _end_epoch(run, has_evaluation=bool(due))
-            if not saved and (result.stop or _save_is_due(run, *last_save)):
+            if not saved and (result.stop or due or _save_is_due(run, *last_save)):
                 save(run)
                 saved = True
             if saved:
@@ -162,9 +162,15 @@ def _end_epoch(run: Run, *, has_evaluation: bool) -> bool:
 
 def _due_evaluators(run: Run) -> list[Evaluator]:
     """What is to be evaluated at the run's present place."""
-    if not run.is_at_epoch_end:
+    after = run.progress.samples
+    before = after - run.global_batch
+    if before < 0:
         return []
-    return [e for every, e in run.evaluators if run.is_finished or (every and run.epoch % every == 0)]
+    return [
+        scheduled.evaluator
+        for scheduled in run.evaluators
+        if run.is_finished or scheduled.is_due(before, after, run.clock.epoch_samples)
+    ]
 
 
 def _evaluators_left_out(run: Run) -> list[Evaluator]:
@@ -179,11 +185,23 @@ def _evaluators_left_out(run: Run) -> list[Evaluator]:
 
 def _evaluate_all(run: Run, evaluators: Sequence[Evaluator], stop: StopRequest) -> bool:
     """Evaluate, but for what a stop leaves to the next start; whether all were evaluated."""
+    if evaluators:
+        _wait_for_save(run)
     for evaluator in evaluators:
         if any(run.world.sum(float(stop.requested))):
             return False
         evaluate(run, evaluator)
     return True
+
+
+def _wait_for_save(run: Run) -> None:
+    """Until the checkpoint is on disk, so that nothing that an evaluation does can cost it."""
+    if run.store is None:
+        return
+    try:
+        run.store.wait()
+    except CheckpointError as error:
+        logger.error("%s; training goes on and tries again at the next save", error)
 
 
 def evaluate(run: Run, evaluator: Evaluator) -> None:

@@ -27,7 +27,7 @@ _HARMLESS = {
     "logs", "name", "resume", "device", "log_every_n_steps", "log_level", "report_to", "wandb_notes",
     "save_frequency", "save_every_samples", "save_every_minutes", "keep_last", "dist_backend",
     "dist_timeout_minutes", "pretrained", "pretrained_softmax", "zeroshot", "classnames", "templates",
-    "zeroshot_frequency", "val_data", "val_num_samples", "val_frequency",
+    "zeroshot_frequency", "val_data", "val_num_samples", "val_frequency", "evaluators",
 }  # fmt: skip
 
 

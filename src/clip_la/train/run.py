@@ -16,18 +16,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from clip_la.bundle import ClipBundle, build, load_weights, resolve_model_config
 from clip_la.checkpoint import CheckpointStore
-from clip_la.config import ConfigError, RunConfig
+from clip_la.config import RunConfig
 from clip_la.data.loader import TrainLoader
-from clip_la.data.spec import DataSpec, Limits
 from clip_la.distributed import World
-from clip_la.evaluate import Evaluator
-from clip_la.evaluate.validation import ValidationLoss
-from clip_la.evaluate.zeroshot import ZeroShot
 from clip_la.metrics import MetricsLog, build_sinks
 from clip_la.openclip import load_softmax_weights
 from clip_la.train import resume
 from clip_la.train.contrast import Contrast
+from clip_la.train.evaluators import ScheduledEvaluator, build_evaluators
 from clip_la.train.optim import Clock, build_optimizer
+from clip_la.train.specs import train_spec
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +59,7 @@ class Run:
     loader: TrainLoader
     loader_state: dict[str, Any] | None
     clock: Clock
-    evaluators: Sequence[tuple[int, Evaluator]]
+    evaluators: Sequence[ScheduledEvaluator]
     store: CheckpointStore | None
     metrics: MetricsLog | None
     progress: Progress
@@ -129,7 +127,7 @@ def build_run(config: RunConfig, world: World, folder: Path) -> Run:
         loader=loader,
         loader_state=loader_state,
         clock=resume.clock(saved, config, world, loader.num_samples),
-        evaluators=build_evaluators(config),
+        evaluators=build_evaluators(config, must_build=saved is None),
         store=store,
         metrics=MetricsLog(folder / "metrics.jsonl", build_sinks(config, folder)) if world.is_main else None,
         progress=progress,
@@ -192,67 +190,11 @@ def _wrap(model: nn.Module, config: RunConfig, world: World) -> nn.Module:
     return wrapped  # type: ignore[no-any-return]
 
 
-def train_spec(config: RunConfig, rank: int, world_size: int) -> DataSpec:
-    """What one rank reads to train.
-
-    Raises:
-        ConfigError: no training data.
-    """
-    if config.train_data is None:
-        raise ConfigError("no training data; give --train-data")
-    return replace(
-        _data_spec(config, config.train_data),
-        num_samples=config.train_num_samples,
-        rank=rank,
-        world_size=world_size,
-        resampled=config.dataset_resampled,
-        upsampling_factors=config.train_data_upsampling_factors,
-    )
-
-
 def _build_loader(
     config: RunConfig, world: World, bundle: ClipBundle, state: dict[str, Any] | None
 ) -> TrainLoader:
     spec = replace(train_spec(config, world.rank, world.size), pin_memory=world.device.type == "cuda")
     return TrainLoader(spec, bundle.preprocess_train, bundle.tokenizer, state)
-
-
-def _data_spec(config: RunConfig, data: str) -> DataSpec:
-    """What training and validation data have in common."""
-    return DataSpec(
-        train_data=data,
-        batch_size=config.batch_size,
-        dataset_type=config.dataset_type,  # type: ignore[arg-type]
-        seed=config.seed,
-        workers=config.workers,
-        shuffle_block=config.shuffle_block,
-        csv_img_key=config.csv_img_key,
-        csv_caption_key=config.csv_caption_key,
-        csv_separator=config.csv_separator,
-        empty_caption=config.empty_caption,  # type: ignore[arg-type]
-        exif_orientation=config.exif_orientation,
-        allow_pipe=config.allow_pipe,
-        retries=config.read_retries,
-        timeout_seconds=config.read_timeout_seconds,
-        limits=Limits(
-            member_bytes=config.max_member_bytes,
-            pixels=config.max_pixels,
-            aspect_ratio=config.max_aspect_ratio,
-            caption_chars=config.max_caption_chars,
-        ),
-    )
-
-
-def build_evaluators(config: RunConfig) -> list[tuple[int, Evaluator]]:
-    """(epochs between evaluations, evaluator) for each that the config asks for."""
-    evaluators: list[tuple[int, Evaluator]] = []
-    if config.val_data:
-        spec = replace(_data_spec(config, config.val_data), num_samples=config.val_num_samples)
-        evaluators.append((config.val_frequency, ValidationLoss(spec, block_size=config.val_block_size)))
-    if config.zeroshot and config.classnames:
-        evaluator = ZeroShot(config.zeroshot, config.classnames, config.templates, workers=config.workers)
-        evaluators.append((config.zeroshot_frequency, evaluator))
-    return evaluators
 
 
 def _warn_of_weak_gradient(config: RunConfig, world: World) -> None:
