@@ -123,19 +123,20 @@ def test_a_rank_of_two_is_killed_at_random_moments(
     """Either rank, by any signal; the other ends by itself, and the next start goes on."""
     if "train_data" in overrides:
         overrides = {**overrides, "train_data": table}
-    common = {"epochs": 10, "save_every_samples": 16, "dist_timeout_minutes": 5.0, **overrides}
+    common = {"epochs": 16, "save_every_samples": 16, "dist_timeout_minutes": 5.0, **overrides}
     straight, killed = make_config(**common, name="straight"), make_config(**common, name="killed")
-    began = time.monotonic()
     assert exit_codes(start_ranks(straight)) == [0, 0]
-    duration = time.monotonic() - began
     rng = random.Random(seed)
     exits: list[list[int | None]] = []
     while not exits or exits[-1] != [0, 0]:
         ranks = start_ranks(killed)
-        ranks[0].join(rng.uniform(0.3, 0.7) * duration)
-        if len(exits) < 4 and ranks[0].exitcode is None:
+        if len(exits) < 4:
+            wait_for_steps(killed, rng.randint(2, 6), ranks[0])
+            time.sleep(rng.uniform(0, 0.05))
             number = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
-            os.kill(rng.choice(ranks).pid or 0, number)
+            target = rng.choice(ranks)
+            if target.is_alive():
+                os.kill(target.pid or 0, number)
         exits.append(exit_codes(ranks))
         assert set(exits[-1]) <= {0, EXIT_STOPPED, EXIT_PEER_FAILED, -signal.SIGKILL}, exits
     assert len(exits) > 2, "no kill came in time"
@@ -148,3 +149,11 @@ def exit_codes(ranks: list[BaseProcess]) -> list[int | None]:
     for process in ranks:
         process.join(300)
     return [process.exitcode for process in ranks]
+
+
+def wait_for_steps(config: RunConfig, number: int, process: BaseProcess) -> None:
+    """Until a run has logged so many more steps."""
+    log = Path(config.logs) / str(config.name) / "metrics.jsonl"
+    before = log.read_text().count('"train"') if log.exists() else 0
+    while process.is_alive() and (not log.exists() or log.read_text().count('"train"') < before + number):
+        time.sleep(0.02)
