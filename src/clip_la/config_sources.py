@@ -64,7 +64,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_flag(section: argparse._ArgumentGroup, name: str, entry: dataclasses.Field[Any]) -> None:
-    default = "" if entry.default in (None, "") else f" (default: {entry.default})"
+    default = "" if entry.default in (None, "", ()) else f" (default: {entry.default})"
     options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
     options["help"] = (entry.metadata["help"] + default).replace("%", "%%")
     if _TYPES[name] is bool:

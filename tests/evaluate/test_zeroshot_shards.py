@@ -201,6 +201,10 @@ def test_what_counts_as_shards(tmp_path: Path) -> None:
     (tmp_path / "set" / "test" / "0.tar").touch()
     assert find_shards(str(tmp_path / "tree")) is None
     assert find_shards(str(tmp_path / "set")) == find_shards(str(tmp_path / "set" / "test"))
+    (tmp_path / "tree" / "all.tar").touch()
+    (tmp_path / "set" / "train").mkdir()
+    assert find_shards(str(tmp_path / "tree")) is None
+    assert find_shards(str(tmp_path / "set")) == f"{tmp_path}/set/test/*.tar"
     assert find_shards("s3://bucket/{0..3}.tar") == "s3://bucket/{0..3}.tar"
     assert find_shards("absent") is None
     assert name_of("/data/wds_cars/test/{0..3}.tar") == "wds_cars"

@@ -32,10 +32,10 @@ def find_shards(data: str) -> str | None:
     folder = Path(local_path(data))
     if is_remote(data) or not folder.is_dir():
         return data if data.endswith(".tar") or is_remote(data) or "::" in data else None
-    for place in (folder, folder / "test"):
-        if any(place.glob("*.tar")):
-            return f"{glob.escape(str(place))}/*.tar"
-    return None
+    # A tree of class folders may still hold the archive that it came from.
+    has_folders = any(entry.is_dir() and not entry.name.startswith(".") for entry in folder.iterdir())
+    place = folder / "test" if has_folders else folder
+    return f"{glob.escape(str(place))}/*.tar" if any(place.glob("*.tar")) else None
 
 
 def name_of(data: str) -> str:
