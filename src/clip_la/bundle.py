@@ -61,6 +61,11 @@ class ClipBundle:
         dtype: torch.dtype | None = open_clip.get_input_dtype(self.precision)
         return dtype
 
+    @property
+    def attention_dtype(self) -> torch.dtype:
+        """The dtype that attention gets its q, k and v in."""
+        return _AMP_DTYPES.get(self.precision) or self.input_dtype or torch.float32
+
     def autocast(self) -> AbstractContextManager[Any]:
         """The autocast context of this precision; does nothing for those without."""
         dtype = _AMP_DTYPES.get(self.precision)

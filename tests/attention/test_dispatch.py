@@ -7,7 +7,7 @@ import torch
 from accuracy import random_qkv
 
 from clip_la.attention import native_backend
-from clip_la.attention.dispatch import BACKENDS, which, why_not
+from clip_la.attention.dispatch import BACKENDS, explain_choice, which, why_not
 from clip_la.attention.op import linear_attention
 
 
@@ -56,3 +56,10 @@ def test_what_was_asked_for_and_cant_serve_is_an_error(dtype: torch.dtype, D: in
 
 def test_wide_heads_go_to_torch() -> None:
     assert which("cpu", torch.float32, head_size=native_backend.MAX_HEAD_SIZE + 1) == "torch"
+
+
+def test_the_choice_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "torch (triton: " in explain_choice("cpu", torch.float64)
+    assert "native: it takes float32 and bfloat16" in explain_choice("cpu", torch.float64)
+    monkeypatch.setenv("CLIP_LA_BACKEND", "torch")
+    assert explain_choice("cpu", torch.float64).startswith("torch")

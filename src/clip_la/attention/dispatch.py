@@ -43,6 +43,19 @@ def why_not(
     return reason
 
 
+def explain_choice(device: torch.device | str, dtype: torch.dtype, *, head_size: int = 64) -> str:
+    """The backend that "auto" comes to; where it is the slowest one, also what the others lack."""
+    chosen = which(device, dtype, head_size=head_size)
+    if chosen != BACKENDS[-1]:
+        return chosen
+    reasons = [
+        f"{name}: {reason}"
+        for name in BACKENDS[:-1]
+        if (reason := why_not(name, device, dtype, head_size=head_size)) is not None
+    ]
+    return f"{chosen} ({'; '.join(reasons)})" if reasons else chosen
+
+
 def implementation(backend: str) -> ModuleType:
     """The module of a backend: `forward`, `backward` and `why_not`."""
     return importlib.import_module(_MODULES[backend])

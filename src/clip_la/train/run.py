@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from clip_la.attention import explain_choice
 from clip_la.bundle import ClipBundle, build, load_weights, resolve_model_config
 from clip_la.checkpoint import CheckpointStore
 from clip_la.config import RunConfig
@@ -213,6 +214,8 @@ def _announce(run: Run, *, resumed: bool) -> None:
         "model %s: attention %s, %s parameters, %s on %s",
         run.bundle.model_name, spec, f"{num_parameters:,}", run.config.precision, run.world.device,
     )  # fmt: skip
+    if spec.kind != "softmax":
+        logger.info("attention backend: %s", explain_choice(run.world.device, run.bundle.attention_dtype))
     logger.info(
         "data: %s samples an epoch, %d epochs; global batch %d = %d x %d micro-steps x %d ranks",
         f"{run.clock.epoch_samples:,}", run.config.epochs, run.global_batch,
