@@ -172,6 +172,18 @@ def test_an_interrupted_evaluation_continues(
     assert not list((tmp_path / "cache" / "partial").iterdir())
 
 
+def test_what_was_left_alone_for_a_month_is_removed(cache: EvaluationCache, tmp_path: Path) -> None:
+    for key, days in (("old", 31), ("new", 29), ("mine", 31)):
+        journal = cache.journal(key)
+        journal.append(Answers(0, [0], [0], [0], []))
+        journal.close()
+        folder = tmp_path / "cache" / "partial" / key
+        for path in (folder / "rank-0.jsonl", folder):
+            os.utime(path, (time.time() - days * 86400,) * 2)
+    assert cache.journal("mine").read().keys() == {0}
+    assert {path.name for path in (tmp_path / "cache" / "partial").iterdir()} == {"new", "mine"}
+
+
 @pytest.mark.parametrize(
     "change", ["weights", "batch size", "images", "classes", "label"], ids=lambda name: name.replace(" ", "-")
 )

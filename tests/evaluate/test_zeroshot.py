@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import logging
+import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +16,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 from toy_clip import ToyClip, to_tensor, tokenize, toy_bundle
+from toy_shards import shards_of_tree
 from toy_tree import make_tree
 
 from clip_la.bundle import build, resolve_model_config
+from clip_la.evaluate.classes import load_classes
 from clip_la.evaluate.features import encode_class_names
+from clip_la.evaluate.images import FolderImages
+from clip_la.evaluate.shards import ShardImages
 from clip_la.evaluate.templates import load_templates
 from clip_la.evaluate.zeroshot import ZeroShot
 
@@ -303,3 +309,38 @@ def test_class_features_are_openclips(name: str) -> None:
     )
     features = encode_class_names(bundle, NAMES, load_templates("openai-80"), num_prompts_at_once=170)
     assert torch.allclose(features, expected.T, atol=1e-5)
+
+
+def test_prompts_are_made_a_few_classes_at_a_time() -> None:
+    sizes: list[int] = []
+
+    def counting_tokenizer(texts: str | list[str]) -> Tensor:
+        sizes.append(len(texts))
+        return tokenize(texts)
+
+    bundle = replace(toy_bundle(), tokenizer=counting_tokenizer)
+    names = [f"thing {index}" for index in range(1000)]
+    features = encode_class_names(bundle, names, load_templates("openai-80"))
+    assert features.shape == (1000, 3)
+    assert max(sizes) <= 256
+    assert sum(sizes) == 80 * 1000
+
+
+def test_sources_can_be_handed_to_processes_that_do_not_fork(tree: Path, tmp_path: Path) -> None:
+    shards = ShardImages(shards_of_tree(tree, tmp_path / "shards", str, sizes=(10**6,)))
+    for source in (FolderImages(tree), shards):
+        again = pickle.loads(pickle.dumps(source))
+        assert [image.data for image in again.read([0, 5])] == [image.data for image in source.read([0, 5])]
+
+
+def test_22k_classes(tmp_path: Path) -> None:
+    """Mapping, counting and the rows of a class list of that size, of which three classes have images."""
+    ids = list(load_classes("imagenet-22k").folders)
+    tree = make_tree(tmp_path / "tree", {str(ids[place]): 2 for place in (0, 9000, 21_840)})
+    evaluator = ZeroShot(tree, "imagenet-22k", "plain", workers=0, allow_missing_classes=True)
+    result = evaluator.evaluate(toy_bundle())
+    assert result.metrics()["num_missing_classes"] == 21_838
+    assert result.metrics()["num_duplicate_names"] > 1000
+    rows = result.class_rows()
+    assert [row.index for row in rows if row.num_images] == [0, 9000, 21_840]
+    assert all(row.definition for row in rows)

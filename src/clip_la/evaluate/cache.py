@@ -1,7 +1,8 @@
 """What evaluations keep on disk: text features, and how far an evaluation had come when it was killed.
 
     FOLDER/text/KEY.pt         the features of a list of class names
-    FOLDER/partial/KEY/        the answers so far, a file a rank; removed when the evaluation has ended
+    FOLDER/partial/KEY/        the answers so far, a file a rank; removed when the evaluation has ended, or
+                               when it has been left alone for a month
 
 KEY is a hash of everything that the content is a function of. Nothing here is needed: a file that is missing
 or damaged is made again, and one that can't be written is done without.
@@ -13,6 +14,8 @@ import hashlib
 import json
 import logging
 import os
+import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +30,7 @@ from clip_la.version import __version__
 
 _logger = logging.getLogger(__name__)
 MAX_TEXT_BYTES = 4 * 2**30
+MAX_PARTIAL_SECONDS = 30 * 24 * 3600
 
 
 def default_folder() -> Path:
@@ -76,6 +80,9 @@ class EvaluationCache:
 
     def journal(self, key: str) -> Journal:
         """The answers so far of the evaluation `key`."""
+        for folder in self._partial.glob("*"):
+            if folder.name != key and time.time() - _last_change(folder) > MAX_PARTIAL_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
         return Journal(self._partial / key)
 
     def _prune(self) -> None:
@@ -85,6 +92,14 @@ class EvaluationCache:
             total += path.stat().st_size
             if total > self._max_text_bytes and path != by_age[0]:
                 path.unlink(missing_ok=True)
+
+
+def _last_change(folder: Path) -> float:
+    """Unix seconds; now where another process is removing it."""
+    try:
+        return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+    except OSError:
+        return time.time()
 
 
 def hash_of_model(bundle: ClipBundle) -> str:

@@ -268,8 +268,9 @@ def _classes_for(source: ImageSource, classnames: str | Path | None, numeric_lab
 
 def _refuse_numbers_that_are_names(source: ImageSource, classes: ClassSet) -> None:
     """Digits, say: where the label 3 is both a place in the list and another class's name, nothing tells."""
+    place_of = {name: place for place, name in enumerate(classes.names)}
     for label in source.labels:
-        if label in classes.names and classes.names.index(label) != int(label):
+        if label.isdecimal() and place_of.get(label, int(label)) != int(label):
             raise ValueError(
                 f"the {source.noun} {label} may be the class at place {label} of {classes.source} "
                 f"or the class of that name; give a file of `{source.noun}<TAB>name` lines"
