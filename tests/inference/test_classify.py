@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import html.parser
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -106,10 +108,14 @@ def test_pictures_are_upright(run_folder: Path, tmp_path: Path) -> None:
     exif[0x0112] = 3  # shown upside down
     image.rotate(180).save(tmp_path / "turned.png", exif=exif)
     found = tmp_path / "found.json"
-    both = [tmp_path / "upright.png", tmp_path / "turned.png"]
-    assert run(run_folder, *both, "--labels", "red,blue", "--templates", "plain", "--json", found) == 0
-    upright, turned = (item["probabilities"] for item in json.loads(found.read_text())["images"])
-    assert upright == turned
+    image.rotate(180).save(tmp_path / "other.png")
+    paths = [tmp_path / f"{name}.png" for name in ("upright", "turned", "other")]
+    assert run(run_folder, *paths, "--labels", "red,blue", "--templates", "plain", "--json", found) == 0
+    upright, turned, other = (
+        item["probabilities"]["red"] for item in json.loads(found.read_text())["images"]
+    )
+    assert turned == pytest.approx(upright, abs=1e-5)
+    assert other != pytest.approx(upright, abs=1e-3)
 
 
 def test_a_broken_file_fails_only_where_it_was_named(
@@ -156,6 +162,28 @@ def test_what_can_t_be_classified(
     (tmp_path / "latin.txt").write_bytes("größe\nb".encode("latin-1"))
     assert run(run_folder, *flags) == code
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--json", "--html"])
+def test_a_full_disk_leaves_what_was_there(
+    flag: str,
+    run_folder: Path,
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    target = tmp_path / "results" / "found"
+    target.parent.mkdir()
+    target.write_text("from before")
+    monkeypatch.setattr("clip_la.inference.files.os.fsync", refuse)
+    assert run(run_folder, pictures, "--labels", "red,blue", flag, target) == EXIT_FAILED
+    assert "No space left on device" in capsys.readouterr().err
+    assert [path.name for path in target.parent.iterdir()] == ["found"]
+    assert target.read_text() == "from before"
 
 
 def test_the_same_picture_twice_counts_once(run_folder: Path, pictures: Path, tmp_path: Path) -> None:

@@ -18,6 +18,14 @@ from clip_la.export.push import check_login, push_folder
 from clip_la.inference.model import HUB_CONFIG_FILE, ModelChoice, add_model_arguments, load_model
 
 ONNX_FOLDER = "onnx"
+_EXAMPLES = """examples:
+  clip-la export logs/my-run --out hub/my-model                  newest checkpoint of a run
+  clip-la export logs/my-run/checkpoints/FILE.pt --out hub/my-model --onnx
+  clip-la export logs/my-run --safetensors my-model.safetensors  the weights alone
+  clip-la export logs/my-run --out hub/my-model --push-to-hub me/my-model
+
+load it with (a linear model needs `import clip_la` first):
+  open_clip.create_model_and_transforms("local-dir:hub/my-model")"""
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class ExportOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `ModelChoice` and `ExportOptions`."""
+    parser.description = f"{parser.description}\n\n{_EXAMPLES}"
     add_model_arguments(parser, positional=True)
     add = parser.add_argument
     add(

@@ -23,13 +23,19 @@ from clip_la.data.losses import printable
 from clip_la.data.spec import Limits
 from clip_la.evaluate.classes import read_text
 from clip_la.evaluate.features import encode_class_names, progress, refuse_non_finite
-from clip_la.evaluate.results import write_whole
 from clip_la.evaluate.templates import TEMPLATE_SETS, Templates, load_templates
 from clip_la.inference.classification import Classification, Prediction
 from clip_la.inference.classify_page import page
+from clip_la.inference.files import write_text
 from clip_la.inference.model import probabilities
 from clip_la.inference.sources import list_images
 
+_EXAMPLES = """examples:
+  clip-la classify cat.jpg dog.jpg --checkpoint logs/my-run --labels 'a cat,a dog,something else'
+  clip-la classify holiday/ --checkpoint hub/my-model --labels-file labels.txt --html holiday.html
+  clip-la classify cat.jpg --model ViT-B-32 --pretrained openai --labels 'a cat,a dog' --templates photo
+
+One of the labels always wins: give one for "none of these". Pictures are turned upright by their EXIF tag."""
 _THUMBNAIL_PIXELS = 320
 _BATCH_SIZE = 32
 
@@ -60,6 +66,7 @@ class ClassifyOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `ClassifyOptions`."""
+    parser.description = f"{parser.description}\n\n{_EXAMPLES}"
     add = parser.add_argument
     add("images", nargs="+", metavar="IMAGE", help="image files, or folders of them at any depth")
     add("--labels", metavar="A,B,C", help="what to choose from, separated by commas")
@@ -155,9 +162,9 @@ def classify(
         predictions=tuple(_predict(bundle, labels, templates, pictures, options)),
     )
     if options.json is not None:
-        write_whole(options.json, json.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n")
+        write_text(options.json, json.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n")
     if options.html is not None:
-        write_whole(options.html, page(result))
+        write_text(options.html, page(result))
     return result
 
 

@@ -25,6 +25,16 @@ from clip_la.inference.sources import TextLines, Units, open_images
 
 Dtype = Literal["float16", "float32"]
 CAPTIONS = "captions"
+_EXAMPLES = """examples:
+  clip-la embed logs/my-run --images photos/ --out embeddings
+  clip-la embed hub/my-model --images 'laion/{00000..00099}.tar' --texts captions --out embeddings
+  clip-la embed --model ViT-B-32 --pretrained openai --texts queries.txt --out queries --dtype float32
+
+writes, row by row the same samples:
+  img_emb/img_emb_0.npy           (rows, embed_dim), L2-normalised
+  text_emb/text_emb_0.npy         the same of the captions
+  metadata/metadata_0.parquet     image_path, caption; of shards also shard, url, json
+  unusable/unusable_0.jsonl       what was dropped, and why"""
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,7 @@ class EmbedOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `EmbedOptions`."""
+    parser.description = f"{parser.description}\n\n{_EXAMPLES}"
     add = parser.add_argument
     add(
         "--images",

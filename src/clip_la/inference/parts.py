@@ -11,7 +11,6 @@ embed.json                      what this was made from; a second start compares
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clip_la.data.losses import Loss
+from clip_la.inference.files import write_file
 from clip_la.inference.rows import Position
 
 SETTINGS_FILE = "embed.json"
@@ -74,10 +74,9 @@ class PartFolder:
             raise ValueError(
                 f"{folder} is not empty and holds no embeddings of clip-la embed; give another --out"
             )
-        folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*/*.tmp"):
             leftover.unlink()
-        _write(path, lambda file: file.write(_json(settings)))
+        write_file(path, lambda file: file.write(_json(settings)))
 
     def done(self) -> list[Done]:
         """The whole parts from the first on; a gap ends the list."""
@@ -113,22 +112,7 @@ class PartFolder:
     def _write(
         self, folder: str, name: str, number: int, suffix: str, write: Callable[[BinaryIO], object]
     ) -> None:
-        path = self._path(folder, name, number, suffix)
-        path.parent.mkdir(exist_ok=True)
-        _write(path, write)
-
-
-def _write(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write under a temporary name, flush to disk, rename."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        write_file(self._path(folder, name, number, suffix), write)
 
 
 def _json(content: Any, indent: int | None = 2) -> bytes:
