@@ -195,6 +195,21 @@ def test_any_numbers_can_be_read(tree: Path, tmp_path: Path) -> None:
         assert list(shards.read(numbers)) == [every[number] for number in numbers]
 
 
+def test_hostile_shards_are_listed_and_read_alike(shared_data: Path) -> None:
+    num_read = 0
+    for case in sorted(path for path in (shared_data / "hostile").iterdir() if path.is_dir()):
+        for shard in sorted(case.glob("*.tar")):
+            try:
+                shards = NumberedShards(str(shard), "txt")
+            except ValueError as error:
+                assert "no image with a .txt member" in str(error)
+                continue
+            images = list(shards.read(range(len(shards.texts))))
+            assert len(images) == len(shards.texts)
+            num_read += len(images)
+    assert num_read > 200
+
+
 def test_what_counts_as_shards(tmp_path: Path) -> None:
     (tmp_path / "tree" / "cat").mkdir(parents=True)
     (tmp_path / "set" / "test").mkdir(parents=True)
