@@ -1,8 +1,8 @@
 // Reading blocks of q, k, v and dout in the form that the sums take them, and writing results and gradients.
 //
-// Both equations are out_i = w_i (gain q^_i.S + z) with sums S, z over the keys that i sees, where w_i is w, Eq. 7's
-// scale, or 1 over Eq. 4's denominator, and w = 1. G_i = w_i / w dout_i, and delta_i is the gradient of Eq. 4's
-// denominator. With t_i = S G_i, dq^_i = w gain t_i + delta_i kappa, and dgain = w sum q^_i.t_i.
+// Both equations are out_i = w_i (gain q^_i.S + z) with sums S, z over the keys that i sees, where w_i is w,
+// Eq. 7's scale, or 1 over Eq. 4's denominator, and w = 1. G_i = w_i / w dout_i, and delta_i is the gradient
+// of Eq. 4's denominator. With t_i = S G_i, dq^_i = w gain t_i + delta_i kappa, and dgain = w sum q^_i.t_i.
 
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace clip_la {
 
-// Rows lie far apart in a packed projection, so that the CPU doesn't foresee the next ones by itself. kWrite: they are
-// about to be written.
+// Rows lie far apart in a packed projection, so that the CPU doesn't foresee the next ones by itself. kWrite:
+// they are about to be written.
 template <class T, bool kWrite>
 void prefetch_row(const T* row, int64_t width) {
     for (int64_t byte = 0; byte < int64_t(sizeof(T)) * width; byte += 64)
@@ -26,7 +26,8 @@ void prefetch_rows(const Tensor& x, const Task& task, int64_t first, int count, 
         prefetch_row<T, kWrite>(x.row<const T>(task.b, task.h, first + row), width);
 }
 
-// A block of a tensor of `length` tokens. The rows one block ahead are fetched: after the last ones, the next head's.
+// A block of a tensor of `length` tokens. The rows one block ahead are fetched: after the last ones, the next
+// head's.
 template <class T>
 void load_block(const Problem& p, const Tensor& x, int64_t length, const Task& task, int64_t first, int count,
                 int64_t width, float* block) {
@@ -45,8 +46,8 @@ void load_block(const Problem& p, const Tensor& x, int64_t length, const Task& t
 
 // Unit rows of q or k, whose norms are written to `norms` where they aren't known yet.
 template <class T>
-void load_unit_block(const Problem& p, const Tensor& x, int64_t length, const Tensor& norms, bool norms_known, const Task& task,
-                     int64_t first, int count, float* block) {
+void load_unit_block(const Problem& p, const Tensor& x, int64_t length, const Tensor& norms, bool norms_known,
+                     const Task& task, int64_t first, int count, float* block) {
     load_block<T>(p, x, length, task, first, count, p.D, block);
     if (!p.normalise) return;
     const int D = p.padded_D();
@@ -65,7 +66,8 @@ inline float floored(float denominator, float floor) {
 
 // G and delta, from dout and, in Eq. 4, what forward kept.
 template <class T>
-void load_gradient_block(const Problem& p, const Task& task, int64_t first, int count, float* G, float* delta) {
+void load_gradient_block(const Problem& p, const Task& task, int64_t first, int count, float* G,
+                         float* delta) {
     load_block<T>(p, p.dout, p.N, task, first, count, p.E, G);
     const int E = p.padded_E();
     for (int row = 0; row < count; ++row) {
@@ -94,7 +96,8 @@ void write_out_block(const Problem& p, const Task& task, int64_t first, int coun
             const float denominator = *p.num_keys.row<float>(task.b, task.h, n) + cosine_sums[row];
             *p.denominator.row<float>(task.b, task.h, n) = denominator;
             const float floor = floored(denominator, p.denominator_floor);
-            for (int column = 0; column < E; column += kLanes) store(out + column, load(out + column) / floor);
+            for (int column = 0; column < E; column += kLanes)
+                store(out + column, load(out + column) / floor);
             if (p.exact_out.data) store_row(out, p.E, p.exact_out.row<float>(task.b, task.h, n));
         } else {
             scale_row(out, p.scale, E);
@@ -105,8 +108,8 @@ void write_out_block(const Problem& p, const Task& task, int64_t first, int coun
 
 // dx = (dx^ - x^ (x^.dx^)) / |x|, from the unit rows; below the floor dx^ / floor.
 template <class T>
-void write_through_norm(const Problem& p, const Tensor& dx, const Tensor& norms, const Task& task, int64_t first,
-                        int count, const float* unit, float* dunit) {
+void write_through_norm(const Problem& p, const Tensor& dx, const Tensor& norms, const Task& task,
+                        int64_t first, int count, const float* unit, float* dunit) {
     const int D = p.padded_D();
     for (int row = 0; row < count; ++row) {
         float* d = dunit + row * D;
@@ -124,7 +127,8 @@ void write_through_norm(const Problem& p, const Tensor& dx, const Tensor& norms,
 }
 
 template <class T>
-void write_block(const Tensor& x, const Task& task, int64_t first, int count, int64_t width, const float* block) {
+void write_block(const Tensor& x, const Task& task, int64_t first, int count, int64_t width,
+                 const float* block) {
     const int stride = padded(width, kLanes);
     for (int row = 0; row < count; ++row)
         store_row(block + row * stride, width, x.row<T>(task.b, task.h, first + row));

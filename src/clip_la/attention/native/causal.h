@@ -11,7 +11,8 @@
 
 namespace clip_la {
 
-// tile = x y^T (rows `stride` apart), its tiles above the diagonal left out. y_T is y transposed, (k x stride).
+// tile = x y^T (rows `stride` apart), its tiles above the diagonal left out. y_T is y transposed, (k x
+// stride).
 inline void lower_tile(int rows, int k, const float* x, const float* y_T, float* tile, int stride) {
     for (int i = 0; i < rows; i += kTileRows)
         multiply<false>(kTileRows, padded(i + kTileRows, kLanes), k, plain(x + i * k, k), y_T, stride,
@@ -32,18 +33,20 @@ void mask_tile(float* tile, int stride, int count, float slope, Offset offset) {
 // to += L x, and to += L^T x, of a masked tile L and x (rows x width).
 inline void add_lower(const float* tile, int stride, int rows, const float* x, int width, float* to) {
     for (int i = 0; i < rows; i += kTileRows)
-        multiply<true>(kTileRows, width, i + kTileRows, plain(tile + i * stride, stride), x, width, to + i * width,
-                       width);
+        multiply<true>(kTileRows, width, i + kTileRows, plain(tile + i * stride, stride), x, width,
+                       to + i * width, width);
 }
 
-inline void add_lower_transposed(const float* tile, int stride, int rows, int count, const float* x, int width, float* to) {
+inline void add_lower_transposed(const float* tile, int stride, int rows, int count, const float* x,
+                                 int width, float* to) {
     for (int j = 0; j < rows; j += kTileRows)
-        multiply<true>(kTileRows, width, count - j, transposed(tile + j * stride + j, stride), x + j * width, width,
-                       to + j * width, width);
+        multiply<true>(kTileRows, width, count - j, transposed(tile + j * stride + j, stride), x + j * width,
+                       width, to + j * width, width);
 }
 
 // q^_i.kappa_i, with kappa_i the sum of the unit keys 0..i, of which `earlier` holds those before the block.
-inline void sum_cosines(const float* Q, const float* K, const float* earlier, int count, int D, float* cosine_sums) {
+inline void sum_cosines(const float* Q, const float* K, const float* earlier, int count, int D,
+                        float* cosine_sums) {
     float inside[kMaxWidth] = {};
     for (int i = 0; i < count; ++i) {
         add_row(inside, 1, K + i * D, D);
@@ -58,64 +61,68 @@ void forward_segment(const Problem& p, const Task& task, const Scratch& scratch,
     const float gain = p.gain_of(task.h);
     float *Q = scratch.block(0), *K = scratch.block(1), *V = scratch.block(2), *K_T = scratch.block(3);
     float *A = scratch.block(4), *numerator = scratch.block(5);
-    for_each_block(segment_tokens(p.N, p.num_segments, task.segment), p.block(), [&](int64_t first, int count) {
-        const int rows = padded(count, kTileRows);
-        float cosine_sums[kMaxBlock];
-        prefetch_rows<T, true>(p.out, task, first, count, p.E);
-        load_unit_block<T>(p, p.q, p.N, p.q_norm, false, task, first, count, Q);
-        load_unit_block<T>(p, p.k, p.M, p.k_norm, false, task, first, count, K);
-        load_block<T>(p, p.v, p.M, task, first, count, p.E, V);
-        if (first > 0) {
-            multiply<false>(rows, E, D, plain(Q, D), earlier.S, E, numerator, E);
-            scale_row(numerator, gain, rows * E);
-        } else {
-            memset(numerator, 0, sizeof(float) * rows * E);
-        }
-        transpose(K, count, D, K_T, stride);
-        lower_tile(rows, D, Q, K_T, A, stride);
-        if (p.has_denominator) sum_cosines(Q, K, earlier.kappa, count, D, cosine_sums);
-        mask_tile(A, stride, count, gain, [](int) { return 1.0f; });
-        add_lower(A, stride, rows, V, E, numerator);
-        write_out_block<T>(p, task, first, count, numerator, earlier.z, cosine_sums);
-        if (first + count < p.N) add_to_sums(p, VectorEngine(scratch), earlier, K, V, nullptr, count);
-    });
+    for_each_block(segment_tokens(p.N, p.num_segments, task.segment), p.block(),
+                   [&](int64_t first, int count) {
+                       const int rows = padded(count, kTileRows);
+                       float cosine_sums[kMaxBlock];
+                       prefetch_rows<T, true>(p.out, task, first, count, p.E);
+                       load_unit_block<T>(p, p.q, p.N, p.q_norm, false, task, first, count, Q);
+                       load_unit_block<T>(p, p.k, p.M, p.k_norm, false, task, first, count, K);
+                       load_block<T>(p, p.v, p.M, task, first, count, p.E, V);
+                       if (first > 0) {
+                           multiply<false>(rows, E, D, plain(Q, D), earlier.S, E, numerator, E);
+                           scale_row(numerator, gain, rows * E);
+                       } else {
+                           memset(numerator, 0, sizeof(float) * rows * E);
+                       }
+                       transpose(K, count, D, K_T, stride);
+                       lower_tile(rows, D, Q, K_T, A, stride);
+                       if (p.has_denominator) sum_cosines(Q, K, earlier.kappa, count, D, cosine_sums);
+                       mask_tile(A, stride, count, gain, [](int) { return 1.0f; });
+                       add_lower(A, stride, rows, V, E, numerator);
+                       write_out_block<T>(p, task, first, count, numerator, earlier.z, cosine_sums);
+                       if (first + count < p.N)
+                           add_to_sums(p, VectorEngine(scratch), earlier, K, V, nullptr, count);
+                   });
 }
 
 // dq and the segment's part of dgain, from the first block to the last. Its sums hold S^T, not S.
 template <class T>
-void backward_queries_segment(const Problem& p, const Task& task, const Scratch& scratch, const Sums& earlier) {
+void backward_queries_segment(const Problem& p, const Task& task, const Scratch& scratch,
+                              const Sums& earlier) {
     const int D = p.padded_D(), E = p.padded_E(), stride = p.block();
     const float w = p.constant_weight(), slope = w * p.gain_of(task.h);
     float *Q = scratch.block(0), *K = scratch.block(1), *V = scratch.block(2), *V_T = scratch.block(3);
     float *G = scratch.block(4), *B = scratch.block(5), *dQ = scratch.block(6), *S_T = scratch.state(0);
     transpose(earlier.S, D, E, S_T, D);
     float dgain = 0;
-    for_each_block(segment_tokens(p.N, p.num_segments, task.segment), p.block(), [&](int64_t first, int count) {
-        const int rows = padded(count, kTileRows);
-        float delta[kMaxBlock];
-        prefetch_rows<T, true>(p.dq, task, first, count, p.D);
-        load_unit_block<T>(p, p.q, p.N, p.q_norm, true, task, first, count, Q);
-        load_unit_block<T>(p, p.k, p.M, p.k_norm, true, task, first, count, K);
-        load_block<T>(p, p.v, p.M, task, first, count, p.E, V);
-        load_gradient_block<T>(p, task, first, count, G, delta);
-        transpose(V, count, E, V_T, stride);
-        lower_tile(rows, E, G, V_T, B, stride);
-        mask_tile(B, stride, count, 1, [](int) { return 0.0f; });
-        if (first > 0)
-            multiply<false>(rows, D, E, plain(G, E), S_T, D, dQ, D);
-        else
-            memset(dQ, 0, sizeof(float) * rows * D);
-        add_lower(B, stride, rows, K, D, dQ);
-        for (int row = 0; row < count; ++row) {
-            if (p.dgain) dgain += dot(Q + row * D, dQ + row * D, D);
-            scale_row(dQ + row * D, slope, D);
-            if (!p.has_denominator) continue;
-            add_row(earlier.kappa, 1, K + row * D, D);
-            add_row(dQ + row * D, delta[row], earlier.kappa, D);
-        }
-        write_through_norm<T>(p, p.dq, p.q_norm, task, first, count, Q, dQ);
-        if (first + count < p.N) multiply<true>(E, D, count, transposed(V, E), K, D, S_T, D);
-    });
+    for_each_block(segment_tokens(p.N, p.num_segments, task.segment), p.block(),
+                   [&](int64_t first, int count) {
+                       const int rows = padded(count, kTileRows);
+                       float delta[kMaxBlock];
+                       prefetch_rows<T, true>(p.dq, task, first, count, p.D);
+                       load_unit_block<T>(p, p.q, p.N, p.q_norm, true, task, first, count, Q);
+                       load_unit_block<T>(p, p.k, p.M, p.k_norm, true, task, first, count, K);
+                       load_block<T>(p, p.v, p.M, task, first, count, p.E, V);
+                       load_gradient_block<T>(p, task, first, count, G, delta);
+                       transpose(V, count, E, V_T, stride);
+                       lower_tile(rows, E, G, V_T, B, stride);
+                       mask_tile(B, stride, count, 1, [](int) { return 0.0f; });
+                       if (first > 0)
+                           multiply<false>(rows, D, E, plain(G, E), S_T, D, dQ, D);
+                       else
+                           memset(dQ, 0, sizeof(float) * rows * D);
+                       add_lower(B, stride, rows, K, D, dQ);
+                       for (int row = 0; row < count; ++row) {
+                           if (p.dgain) dgain += dot(Q + row * D, dQ + row * D, D);
+                           scale_row(dQ + row * D, slope, D);
+                           if (!p.has_denominator) continue;
+                           add_row(earlier.kappa, 1, K + row * D, D);
+                           add_row(dQ + row * D, delta[row], earlier.kappa, D);
+                       }
+                       write_through_norm<T>(p, p.dq, p.q_norm, task, first, count, Q, dQ);
+                       if (first + count < p.N) multiply<true>(E, D, count, transposed(V, E), K, D, S_T, D);
+                   });
     if (p.dgain) p.dgain[(task.b * p.H + task.h) * p.num_segments + task.segment] = w * dgain;
 }
 
@@ -127,53 +134,56 @@ void backward_keys_segment(const Problem& p, const Task& task, const Scratch& sc
     float *Q = scratch.block(0), *K = scratch.block(1), *V = scratch.block(2), *G = scratch.block(3);
     float *y_T = scratch.block(4), *tile = scratch.block(5), *dK = scratch.block(6), *dV = scratch.block(7);
     float* dS_T = scratch.state(0);
-    for_each_block_backwards(segment_tokens(p.N, p.num_segments, task.segment), p.block(), [&](int64_t first, int count) {
-        const int rows = padded(count, kTileRows);
-        float delta[kMaxBlock];
-        prefetch_rows<T, true>(p.dk, task, first, count, p.D);
-        prefetch_rows<T, true>(p.dv, task, first, count, p.E);
-        load_unit_block<T>(p, p.q, p.N, p.q_norm, true, task, first, count, Q);
-        load_unit_block<T>(p, p.k, p.M, p.k_norm, true, task, first, count, K);
-        load_block<T>(p, p.v, p.M, task, first, count, p.E, V);
-        load_gradient_block<T>(p, task, first, count, G, delta);
-        if (first + count < p.N) {
-            transpose(later.S, D, E, dS_T, D);
-            multiply<false>(rows, D, E, plain(V, E), dS_T, D, dK, D);
-            multiply<false>(rows, E, D, plain(K, D), later.S, E, dV, E);
-        } else {
-            memset(dK, 0, sizeof(float) * rows * D);
-            memset(dV, 0, sizeof(float) * rows * E);
-        }
-        for (int row = 0; row < count; ++row) {
-            scale_row(dK + row * D, slope, D);
-            scale_row(dV + row * E, slope, E);
-            if (p.has_denominator) add_row(dK + row * D, 1, later.kappa, D);
-            add_row(dV + row * E, w, later.z, E);
-        }
-        transpose(K, count, D, y_T, stride);
-        lower_tile(rows, D, Q, y_T, tile, stride);
-        mask_tile(tile, stride, count, slope, [=](int) { return w; });
-        add_lower_transposed(tile, stride, rows, count, G, E, dV);
-        transpose(V, count, E, y_T, stride);
-        lower_tile(rows, E, G, y_T, tile, stride);
-        mask_tile(tile, stride, count, slope, [&](int i) { return delta[i]; });
-        add_lower_transposed(tile, stride, rows, count, Q, D, dK);
-        write_through_norm<T>(p, p.dk, p.k_norm, task, first, count, K, dK);
-        write_block<T>(p.dv, task, first, count, p.E, dV);
-        if (first > 0) add_to_sums(p, VectorEngine(scratch), later, Q, G, delta, count);
-    });
+    for_each_block_backwards(segment_tokens(p.N, p.num_segments, task.segment), p.block(),
+                             [&](int64_t first, int count) {
+                                 const int rows = padded(count, kTileRows);
+                                 float delta[kMaxBlock];
+                                 prefetch_rows<T, true>(p.dk, task, first, count, p.D);
+                                 prefetch_rows<T, true>(p.dv, task, first, count, p.E);
+                                 load_unit_block<T>(p, p.q, p.N, p.q_norm, true, task, first, count, Q);
+                                 load_unit_block<T>(p, p.k, p.M, p.k_norm, true, task, first, count, K);
+                                 load_block<T>(p, p.v, p.M, task, first, count, p.E, V);
+                                 load_gradient_block<T>(p, task, first, count, G, delta);
+                                 if (first + count < p.N) {
+                                     transpose(later.S, D, E, dS_T, D);
+                                     multiply<false>(rows, D, E, plain(V, E), dS_T, D, dK, D);
+                                     multiply<false>(rows, E, D, plain(K, D), later.S, E, dV, E);
+                                 } else {
+                                     memset(dK, 0, sizeof(float) * rows * D);
+                                     memset(dV, 0, sizeof(float) * rows * E);
+                                 }
+                                 for (int row = 0; row < count; ++row) {
+                                     scale_row(dK + row * D, slope, D);
+                                     scale_row(dV + row * E, slope, E);
+                                     if (p.has_denominator) add_row(dK + row * D, 1, later.kappa, D);
+                                     add_row(dV + row * E, w, later.z, E);
+                                 }
+                                 transpose(K, count, D, y_T, stride);
+                                 lower_tile(rows, D, Q, y_T, tile, stride);
+                                 mask_tile(tile, stride, count, slope, [=](int) { return w; });
+                                 add_lower_transposed(tile, stride, rows, count, G, E, dV);
+                                 transpose(V, count, E, y_T, stride);
+                                 lower_tile(rows, E, G, y_T, tile, stride);
+                                 mask_tile(tile, stride, count, slope, [&](int i) { return delta[i]; });
+                                 add_lower_transposed(tile, stride, rows, count, Q, D, dK);
+                                 write_through_norm<T>(p, p.dk, p.k_norm, task, first, count, K, dK);
+                                 write_block<T>(p.dv, task, first, count, p.E, dV);
+                                 if (first > 0)
+                                     add_to_sums(p, VectorEngine(scratch), later, Q, G, delta, count);
+                             });
 }
 
 // dS, dz and dkappa of a segment.
 template <class T>
 void sum_queries(const Problem& p, const Task& task, const Scratch& scratch, const Sums& sums) {
     float *Q = scratch.block(0), *G = scratch.block(1);
-    for_each_block(segment_tokens(p.N, p.num_segments, task.segment), p.block(), [&](int64_t first, int count) {
-        float delta[kMaxBlock];
-        load_unit_block<T>(p, p.q, p.N, p.q_norm, true, task, first, count, Q);
-        load_gradient_block<T>(p, task, first, count, G, delta);
-        add_to_sums(p, VectorEngine(scratch), sums, Q, G, delta, count);
-    });
+    for_each_block(segment_tokens(p.N, p.num_segments, task.segment), p.block(),
+                   [&](int64_t first, int count) {
+                       float delta[kMaxBlock];
+                       load_unit_block<T>(p, p.q, p.N, p.q_norm, true, task, first, count, Q);
+                       load_gradient_block<T>(p, task, first, count, G, delta);
+                       add_to_sums(p, VectorEngine(scratch), sums, Q, G, delta, count);
+                   });
 }
 
 }  // namespace clip_la

@@ -3,7 +3,8 @@
 // An engine packs the right operand of many products once, multiplies blocks by it, and adds outer products:
 //     Right pack_right(b, k, n, index)     b (k x n), which stays where it is as long as the Right is used
 //     product(rows, a, right, c)           c (rows x n) = a (rows x k) b
-//     add_outer(count, m, n, a, b, c)      c (m x n) += a^T b, a (count x m), b (count x n) as read from a tensor
+//     add_outer(count, m, n, a, b, c)      c (m x n) += a^T b, a (count x m), b (count x n) as read from a
+//     tensor
 // rows is a multiple of kTileRows; m, n and k are multiples of what `fits` asks for.
 
 #pragma once
@@ -41,8 +42,8 @@ public:
 
 #ifdef CLIP_LA_HAS_AMX
 
-// For bfloat16 tensors. A float32 that wasn't read from one is split in two bfloat16, hi + lo, and in the product of
-// two such sums lo lo is left out: a relative error of 2^-16, for a fraction of the time.
+// For bfloat16 tensors. A float32 that wasn't read from one is split in two bfloat16, hi + lo, and in the
+// product of two such sums lo lo is left out: a relative error of 2^-16, for a fraction of the time.
 class AmxEngine {
 public:
     struct Right {
@@ -144,10 +145,11 @@ private:
             }
     }
 
-    // c (32 x 32 of rows right.n apart) = or += the rows of a (32 x k) by the columns j... of the right operand, in
-    // two terms where that has no lo.
+    // c (32 x 32 of rows right.n apart) = or += the rows of a (32 x k) by the columns j... of the right
+    // operand, in two terms where that has no lo.
     template <bool kAdd, int kTerms>
-    static void multiply_tiles(const uint32_t* a_hi, const uint32_t* a_lo, int k, const Right& right, int j, float* c) {
+    static void multiply_tiles(const uint32_t* a_hi, const uint32_t* a_lo, int k, const Right& right, int j,
+                               float* c) {
         finish_stores(a_hi);
         const int c_stride = right.n * 4, a_stride = k * 2;
         float* c_below = c + kTile * right.n;

@@ -152,8 +152,16 @@ void backward(const Problem& p) {
 
 extern "C" {
 
-void clip_la_forward_float32(const clip_la::Problem* p) { clip_la::forward<float>(*p); }
-void clip_la_forward_bfloat16(const clip_la::Problem* p) { clip_la::forward<clip_la::BFloat16>(*p); }
-void clip_la_backward_float32(const clip_la::Problem* p) { clip_la::backward<float>(*p); }
-void clip_la_backward_bfloat16(const clip_la::Problem* p) { clip_la::backward<clip_la::BFloat16>(*p); }
+void clip_la_forward_float32(const clip_la::Problem* p) {
+    clip_la::forward<float>(*p);
+}
+void clip_la_forward_bfloat16(const clip_la::Problem* p) {
+    clip_la::forward<clip_la::BFloat16>(*p);
+}
+void clip_la_backward_float32(const clip_la::Problem* p) {
+    clip_la::backward<float>(*p);
+}
+void clip_la_backward_bfloat16(const clip_la::Problem* p) {
+    clip_la::backward<clip_la::BFloat16>(*p);
+}
 }

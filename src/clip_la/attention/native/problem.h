@@ -36,8 +36,8 @@ struct Problem {
     Tensor out, exact_out, q_norm, k_norm, denominator;
     float *state, *key_sum;  // (B, H, D, E), (B, H, D)
     Tensor dout, dq, dk, dv;
-    float* dgain;               // (B, H, num_segments)
-    float *sums, *later_sums;   // (B, H, num_segments, sums_size), where there are several segments
+    float* dgain;              // (B, H, num_segments)
+    float *sums, *later_sums;  // (B, H, num_segments, sums_size), where there are several segments
 
     int64_t padded_D() const { return padded(D, kLanes); }
     int64_t padded_E() const { return padded(E, kLanes); }
@@ -128,7 +128,8 @@ private:
     static constexpr int kBlocks = 10, kStates = 4, kSums = 2;
     static uint32_t* words(float* room) { return reinterpret_cast<uint32_t*>(room); }
     size_t bytes() const {
-        return padded(sizeof(float) * (kBlocks * block_size_ + kStates * state_size_ + kSums * sums_size_), 64);
+        return padded(sizeof(float) * (kBlocks * block_size_ + kStates * state_size_ + kSums * sums_size_),
+                      64);
     }
 
     int64_t block_size_, state_size_, sums_size_;

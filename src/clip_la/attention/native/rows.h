@@ -29,7 +29,9 @@ struct BFloat16 {
     uint16_t bits;
 };
 
-constexpr int padded(int64_t count, int to) { return int((count + to - 1) / to * to); }
+constexpr int padded(int64_t count, int to) {
+    return int((count + to - 1) / to * to);
+}
 
 inline Vector load(const float* from) {
     Vector x;
@@ -37,7 +39,9 @@ inline Vector load(const float* from) {
     return x;
 }
 
-inline void store(float* to, Vector x) { memcpy(to, &x, sizeof x); }
+inline void store(float* to, Vector x) {
+    memcpy(to, &x, sizeof x);
+}
 
 inline Vector load(const BFloat16* from) {
     Halves halves;
@@ -116,12 +120,15 @@ template <int kDistance, int... kLane>
 inline void swap_parts(Words& above, Words& below, std::integer_sequence<int, kLane...>) {
     const Words old_above = above, old_below = below;
 #ifdef __clang__
-    above = __builtin_shufflevector(old_above, old_below, (kLane & kDistance ? kLane - kDistance + kLanes : kLane)...);
-    below = __builtin_shufflevector(old_above, old_below, (kLane & kDistance ? kLane + kLanes : kLane + kDistance)...);
+    above = __builtin_shufflevector(old_above, old_below,
+                                    (kLane & kDistance ? kLane - kDistance + kLanes : kLane)...);
+    below = __builtin_shufflevector(old_above, old_below,
+                                    (kLane & kDistance ? kLane + kLanes : kLane + kDistance)...);
 #else
     above = __builtin_shuffle(old_above, old_below,
                               Words{(kLane & kDistance ? kLane - kDistance + kLanes : kLane)...});
-    below = __builtin_shuffle(old_above, old_below, Words{(kLane & kDistance ? kLane + kLanes : kLane + kDistance)...});
+    below = __builtin_shuffle(old_above, old_below,
+                              Words{(kLane & kDistance ? kLane + kLanes : kLane + kDistance)...});
 #endif
 }
 
@@ -150,7 +157,8 @@ inline void transpose(const uint32_t* x, int rows, int columns, uint32_t* to, in
 }
 
 inline void transpose(const float* x, int rows, int columns, float* to, int to_stride) {
-    transpose(reinterpret_cast<const uint32_t*>(x), rows, columns, reinterpret_cast<uint32_t*>(to), to_stride);
+    transpose(reinterpret_cast<const uint32_t*>(x), rows, columns, reinterpret_cast<uint32_t*>(to),
+              to_stride);
 }
 
 // A matrix whose element (i, j) is at data[i * row + j * column].
@@ -159,8 +167,12 @@ struct Operand {
     int row, column;
 };
 
-inline Operand plain(const float* data, int stride) { return {data, stride, 1}; }
-inline Operand transposed(const float* data, int stride) { return {data, 1, stride}; }
+inline Operand plain(const float* data, int stride) {
+    return {data, stride, 1};
+}
+inline Operand transposed(const float* data, int stride) {
+    return {data, 1, stride};
+}
 
 // One tile of `multiply`: the sums stay in registers over all of k.
 template <bool kAdd, int kVectors>
