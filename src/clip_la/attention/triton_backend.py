@@ -1,7 +1,7 @@
-"""Eq. 4 and Eq. 7 in fused Triton kernels, for Hopper GPUs (and others from Ampere on).
+"""Eq. 4 and Eq. 7 in fused Triton kernels, for Hopper GPUs.
 
 - `triton_full`: every query sees every key.
-- `triton_causal`: causal, all tokens in one quadratic tile (text).
+- `triton_causal`: causal tiles; Eq. 7 of up to 128 tokens (text) is one.
 - `triton_scan`: causal, with sums carried from chunk to chunk.
 - `triton_calls`: which of them a call launches. `triton_table`: what they take of the hardware.
 
@@ -22,8 +22,10 @@ from torch import Tensor
 from clip_la.attention.contract import Forward, Gradients, Options
 from clip_la.attention.triton_launch import aligned, aligned_outputs
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-MAX_HEAD_SIZE = 128
+MAX_HEAD_SIZES = {torch.bfloat16: 128, torch.float16: 64, torch.float32: 64}
+"""float16 and float32 rows enter products in two parts, and take as many more registers."""
+HOPPER = 9
+"""Its major compute capability."""
 
 
 def why_not(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
@@ -34,12 +36,14 @@ def why_not(device: torch.device, dtype: torch.dtype, head_size: int) -> str | N
         return (
             f"Triton kernels run on CUDA devices (or, to test, with TRITON_INTERPRET=1), not on {device.type}"
         )
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        return "the GPU has no bfloat16 tensor cores (compute capability 8.0 or above)"
-    if dtype not in DTYPES:
+    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] != HOPPER:
+        return "the GPU isn't a Hopper (compute capability 9.x), whose shared memory the kernels are made for"
+    if dtype not in MAX_HEAD_SIZES:
         return f"{dtype} isn't among bfloat16, float16 and float32"
-    if head_size > MAX_HEAD_SIZE:
-        return f"a head has {head_size} elements; the kernels hold up to {MAX_HEAD_SIZE}"
+    if head_size > MAX_HEAD_SIZES[dtype]:
+        return (
+            f"a head has {head_size} elements; for {dtype} the registers hold up to {MAX_HEAD_SIZES[dtype]}"
+        )
     return None
 
 
@@ -90,7 +94,7 @@ def _calls(q: Tensor, v: Tensor, options: Options) -> tuple[Callable[..., None],
 
     if not options.causal:
         return calls.forward_full, calls.backward_full
-    if calls.fits_tile(q, v):
+    if calls.fits_tile(q, v, options):
         return calls.forward_tile, calls.backward_tile
     return calls.forward_scan, calls.backward_scan
 

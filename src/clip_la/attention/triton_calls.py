@@ -31,9 +31,10 @@ _SCAN_BLOCK = 1024
 """Numbers that a program of `exclusive_sums_kernel` adds up."""
 
 
-def fits_tile(q: Tensor, v: Tensor) -> bool:
-    """Whether q, k, v and dout of a tile find room in shared memory: float32 of large heads doesn't."""
-    return q.shape[2] <= TILE and q.element_size() * padded(max(q.shape[-1], v.shape[-1])) <= 256
+def fits_tile(q: Tensor, v: Tensor, options: Options) -> bool:
+    """Whether a causal call is one tile; others have too many tokens, or would overfill the registers."""
+    in_registers = _is_small(q, v) and q.dtype == torch.bfloat16 and not options.has_denominator
+    return q.shape[2] <= TILE and in_registers
 
 
 def denominator_gradients(dout: Tensor, q: Tensor, saved: Forward, options: Options) -> Tensor | None:
@@ -130,14 +131,11 @@ def forward_tile(
     options: Options,
     result: Forward,
 ) -> None:
-    """Fill `result`, causal, where `fits_tile`."""
+    """Fill `result`, causal, where `fits_tile`; num_keys is Eq. 4's."""
     B, H, N, _ = q.shape
-    config = _tile_config(q, v, options)
-    exact_out = result.exact_out if config.KEEP_EXACT else result.out
     launch(
-        tile_forward_kernel, (B * H,), view(q), view(k), view(v), gain, num_keys, view(result.out),
-        view(exact_out), optional(result.q_norm), optional(result.k_norm), optional(result.denominator),
-        options.constant(N), H, N, config=config,
+        tile_forward_kernel, (B * H,), view(q), view(k), view(v), gain, view(result.out),
+        result.q_norm, result.k_norm, options.constant(N), H, N, config=_tile_config(q, v, options),
     )  # fmt: skip
 
 
@@ -152,14 +150,14 @@ def backward_tile(
     options: Options,
     result: Gradients,
 ) -> None:
-    """Fill `result`, causal, where `fits_tile`; deltas from `denominator_gradients`."""
+    """Fill `result`, causal, where `fits_tile`; deltas are Eq. 4's."""
     B, H, N, _ = q.shape
     scale = options.constant(N)
     dslopes = _empty(B, H, 1, device=q.device)
     launch(
-        tile_backward_kernel, (B * H,), view(dout), view(q), view(k), view(v), gain,
-        optional(saved.q_norm), optional(saved.k_norm), optional(saved.denominator), deltas, dslopes,
-        view(result.dq), view(result.dk), view(result.dv), scale, H, N, config=_tile_config(q, v, options),
+        tile_backward_kernel, (B * H,), view(dout), view(q), view(k), view(v), gain, saved.q_norm,
+        saved.k_norm, dslopes, view(result.dq), view(result.dk), view(result.dv), scale, H, N,
+        config=_tile_config(q, v, options),
     )  # fmt: skip
     _write_gain_gradient(result, dslopes, scale)
 
@@ -270,8 +268,13 @@ def _empty(*shape: int, device: torch.device) -> Tensor:
 
 
 def _full_config(q: Tensor, v: Tensor, options: Options) -> Config:
-    large = padded(max(q.shape[-1], v.shape[-1])) > 64
-    return config_of(q, v, options, block=64, num_warps=8 if large else 4, num_stages=2)
+    """Tiles of 64 tokens, as Hopper's own matrix instruction takes 64 rows, where the registers allow it."""
+    if q.dtype != torch.bfloat16:
+        return config_of(q, v, options, block=16, num_warps=4, num_stages=1)
+    small, eq4 = _is_small(q, v), options.has_denominator
+    if small or not eq4:
+        return config_of(q, v, options, block=64, num_warps=4 if small and not eq4 else 8, num_stages=2)
+    return config_of(q, v, options, block=32, num_warps=8, num_stages=1)
 
 
 def _tile_config(q: Tensor, v: Tensor, options: Options) -> Config:
@@ -279,5 +282,11 @@ def _tile_config(q: Tensor, v: Tensor, options: Options) -> Config:
 
 
 def _scan_config(q: Tensor, v: Tensor, options: Options) -> Config:
-    large = padded(max(q.shape[-1], v.shape[-1])) > 64
-    return config_of(q, v, options, block=64, num_warps=8 if large else 4, num_stages=1)
+    """As `_full_config`; the state of a large head leaves the least room."""
+    small = _is_small(q, v)
+    block = 16 if q.dtype != torch.bfloat16 or not small else 32 if options.has_denominator else 64
+    return config_of(q, v, options, block=block, num_warps=4 if small else 8, num_stages=1)
+
+
+def _is_small(q: Tensor, v: Tensor) -> bool:
+    return padded(max(q.shape[-1], v.shape[-1])) <= 64

@@ -1,4 +1,4 @@
-"""Triton kernels for causal attention of few tokens, in one quadratic tile, and device functions of a tile.
+"""Device functions of a causal tile, and Triton kernels for Eq. 7 of so few tokens that one tile holds them.
 
 With L the lower triangle of ones, a = scale gain (Eq. 4: 1 and 1), o elementwise and w_i the inverse
 denominator (Eq. 7: 1), within a tile
@@ -19,7 +19,6 @@ from clip_la.attention.triton_parts import (
     dot,
     high,
     load_number,
-    load_quotient_gradients,
     load_rows,
     nothing,
     of_head,
@@ -32,14 +31,17 @@ from clip_la.attention.triton_parts import (
     through_norm,
     tile,
     unit_factor,
-    write_attention,
 )
 
 
 @triton.jit
-def not_later(BLOCK: tl.constexpr):
-    """L: whether the key of a column comes no later than the query of a row."""
-    return tl.arange(0, BLOCK)[:, None] >= tl.arange(0, BLOCK)[None, :]
+def not_later(start, BLOCK: tl.constexpr):
+    """L: whether the key of a column comes no later than the query of a row.
+
+    It is the same for every tile, but if it were computed once, it would fill 32 registers all the time.
+    """
+    rows = start + tl.arange(0, BLOCK)
+    return rows[:, None] >= rows[None, :]
 
 
 @triton.jit
@@ -49,126 +51,144 @@ def cosines(x, y, x_factor, y_factor):
 
 
 @triton.jit
-def rounded_for(rows, weights):
-    """The weights of a tile, to multiply rows by: bfloat16 where these are, as FlashAttention's are."""
-    return high(weights) if rows.dtype == tl.bfloat16 else weights
+def rounded_for(rows, weights, EXACT: tl.constexpr):
+    """The weights of a tile, as FlashAttention's: bfloat16 where the rows that they multiply are.
+
+    Unless EXACT: in Eq. 4 gradients of q and k are differences of larger parts, which show such roundings.
+    """
+    return high(weights) if rows.dtype == tl.bfloat16 and not EXACT else weights
 
 
 @triton.jit
-def tile_attention(numerator, q, k, v, q_factor, k_factor, scale, slope, CONFIG: tl.constexpr):
+def tile_attention(numerator, q, k, v, q_factor, k_factor, scale, slope, start, CONFIG: tl.constexpr):
     """numerator + A V, and the sums over the tile's visible keys of q^_i.k^_n."""
-    visible = not_later(CONFIG.BLOCK)
-    cos = tl.where(visible, cosines(q, k, q_factor, k_factor), 0.0)
-    A = tl.where(visible, scale, 0.0) + slope * cos
-    return dot(rounded_for(v, A), v, numerator), tl.sum(cos, 1)
+    visible = not_later(start, CONFIG.BLOCK)
+    cos = cosines(q, k, q_factor, k_factor)
+    A = tl.where(visible, scale + slope * cos, 0.0)
+    cos = tl.where(visible, cos, 0.0)
+    return dot(rounded_for(v, A, CONFIG.EQ4), v, numerator), tl.sum(cos, 1)
 
 
 @triton.jit
-def tile_query_gradients(dq_unit, dout, k, v, k_factor, weight, delta, CONFIG: tl.constexpr):
+def tile_query_gradients(dq_unit, dout, k, v, k_factor, weight, delta, start, CONFIG: tl.constexpr):
     """dq_unit + dcos K^."""
     dcos = product(dout, tl.trans(v)) * weight[:, None] + delta[:, None]
-    dcos = tl.where(not_later(CONFIG.BLOCK), dcos, 0.0) * k_factor[None, :]
-    return dot(rounded_for(k, dcos), k, dq_unit)
+    dcos = tl.where(not_later(start, CONFIG.BLOCK), dcos, 0.0) * k_factor[None, :]
+    return dot(rounded_for(k, dcos, CONFIG.EQ4), k, dq_unit)
 
 
 @triton.jit
-def tile_key_gradients(dk_unit, dout, q, v, q_factor, weight, delta, CONFIG: tl.constexpr):
+def tile_key_gradients(dk_unit, dout, q, v, q_factor, weight, delta, start, CONFIG: tl.constexpr):
     """dk_unit + dcos^T Q^."""
-    seeing = tl.trans(not_later(CONFIG.BLOCK))
-    dcos = product(v, tl.trans(dout)) * weight[None, :] + delta[None, :]
-    dcos = tl.where(seeing, dcos, 0.0) * q_factor[None, :]
-    return dot(rounded_for(q, dcos), q, dk_unit)
+    seeing = tl.trans(not_later(start, CONFIG.BLOCK))
+    # Numbers for each column take many registers: two vectors of them here, not three.
+    dcos = product(v, tl.trans(dout)) * (weight * q_factor)[None, :] + (delta * q_factor)[None, :]
+    dcos = tl.where(seeing, dcos, 0.0)
+    return dot(rounded_for(q, dcos, CONFIG.EQ4), q, dk_unit)
 
 
 @triton.jit
-def tile_value_gradients(dv, dout, q, k, q_factor, k_factor, weight, scale, slope, CONFIG: tl.constexpr):
+def tile_value_gradients(
+    dv, dout, q, k, q_factor, k_factor, weight, scale, slope, start, CONFIG: tl.constexpr
+):
     """dv + A^T G."""
-    seeing = tl.trans(not_later(CONFIG.BLOCK))
+    seeing = tl.trans(not_later(start, CONFIG.BLOCK))
     A = tl.where(seeing, scale + slope * cosines(k, q, k_factor, q_factor), 0.0)
-    return dot(rounded_for(dout, A * weight[None, :]), dout, dv)
+    return dot(rounded_for(dout, A * weight[None, :], CONFIG.EQ4), dout, dv)
 
 
 @triton.jit
-def visible_keys(num_keys, tokens, rows, inside):
-    """How many keys each query sees: all up to itself, unless padded."""
-    return load_number(num_keys, tokens, inside) if num_keys is not None else (rows + 1).to(tl.float32)
+def whole(BLOCK: tl.constexpr):
+    """Eq. 7's w_i and delta_i: 1 and 0."""
+    return tl.full((BLOCK,), 1.0, tl.float32), tl.zeros((BLOCK,), tl.float32)
 
 
 @triton.jit(do_not_specialize=["H", "N"])
-def tile_forward_kernel(
-    q, k, v, gain, num_keys, out, exact_out, q_norms, k_norms, denominators, scale, H, N, CONFIG: tl.constexpr
-):
-    """One program a head, all of its tokens at once."""
+def tile_forward_kernel(q, k, v, gain, out, q_norms, k_norms, scale, H, N, CONFIG: tl.constexpr):
+    """Eq. 7, one program a head, all of its tokens at once."""
     head = this_head()
-    rows, inside = tile(0, N, CONFIG.BLOCK)
-    tokens = head * N + rows
-    q_rows = load_rows(of_head(q, head, H), rows, inside, CONFIG.D, CONFIG.BLOCK_D)
-    k_rows = load_rows(of_head(k, head, H), rows, inside, CONFIG.D, CONFIG.BLOCK_D)
-    v_rows = load_rows(of_head(v, head, H), rows, inside, CONFIG.E, CONFIG.BLOCK_E)
+    first, inside = head * N, tile(0, N, CONFIG.BLOCK)
+    q_rows = load_rows(of_head(q, head, H), 0, inside, CONFIG.D, CONFIG.BLOCK_D)
+    k_rows = load_rows(of_head(k, head, H), 0, inside, CONFIG.D, CONFIG.BLOCK_D)
+    v_rows = load_rows(of_head(v, head, H), 0, inside, CONFIG.E, CONFIG.BLOCK_E)
     q_norm, k_norm = row_norms(q_rows, CONFIG.NORMALISE), row_norms(k_rows, CONFIG.NORMALISE)
-    store_number(q_norms, tokens, inside, q_norm)
-    store_number(k_norms, tokens, inside, k_norm)
-    numerator, cosine_sums = tile_attention(
+    store_number(q_norms, first, inside, q_norm)
+    store_number(k_norms, first, inside, k_norm)
+    out_rows, _ = tile_attention(
         nothing(CONFIG.BLOCK, CONFIG.BLOCK_E), q_rows, k_rows, v_rows, unit_factor(q_norm),
-        unit_factor(k_norm), scale, slope_of(gain, scale, head, H), CONFIG,
+        unit_factor(k_norm), scale, slope_of(gain, scale, head, H), 0, CONFIG,
     )  # fmt: skip
-    denominator = visible_keys(num_keys, tokens, rows, inside) + cosine_sums
-    write_attention(
-        of_head(out, head, H), of_head(exact_out, head, H), denominators, tokens, rows, inside,
-        numerator, denominator, CONFIG,
-    )  # fmt: skip
+    store_rows(of_head(out, head, H), 0, inside, out_rows, CONFIG.E, CONFIG.BLOCK_E)
 
 
 @triton.jit
-def load_factors(norms, tokens, inside):
+def load_factors(norms, first, inside):
     """1 / max(|x_i|, NORM_FLOOR) of stored norms."""
-    return unit_factor(load_number(norms, tokens, inside))
+    return unit_factor(load_number(norms, first, inside))
+
+
+@triton.jit
+def write_tile_dq(dout, q, k, v, q_norms, k_norms, dq, slope, first, inside, CONFIG: tl.constexpr):
+    """Writes dq; returns sum_i q^_i.dq^_i / a, the gradient of a."""
+    dout_rows = load_rows(dout, 0, inside, CONFIG.E, CONFIG.BLOCK_E)
+    k_rows = load_rows(k, 0, inside, CONFIG.D, CONFIG.BLOCK_D)
+    v_rows = load_rows(v, 0, inside, CONFIG.E, CONFIG.BLOCK_E)
+    k_factor, (weight, delta) = load_factors(k_norms, first, inside), whole(CONFIG.BLOCK)
+    dq_unit = nothing(CONFIG.BLOCK, CONFIG.BLOCK_D)
+    dq_unit = tile_query_gradients(dq_unit, dout_rows, k_rows, v_rows, k_factor, weight, delta, 0, CONFIG)
+    q_rows = load_rows(q, 0, inside, CONFIG.D, CONFIG.BLOCK_D)
+    norm = load_number(q_norms, first, inside)
+    dslope = tl.sum(unit_factor(norm) * tl.sum(q_rows.to(tl.float32) * dq_unit, 1), 0)
+    dq_rows = through_norm(slope * dq_unit, q_rows, norm, CONFIG.NORMALISE)
+    store_rows(dq, 0, inside, dq_rows, CONFIG.D, CONFIG.BLOCK_D)
+    return dslope
+
+
+@triton.jit
+def write_tile_dk(dout, q, k, v, q_norms, k_norms, dk, slope, first, inside, CONFIG: tl.constexpr):
+    dout_rows = load_rows(dout, 0, inside, CONFIG.E, CONFIG.BLOCK_E)
+    q_rows = load_rows(q, 0, inside, CONFIG.D, CONFIG.BLOCK_D)
+    v_rows = load_rows(v, 0, inside, CONFIG.E, CONFIG.BLOCK_E)
+    q_factor, (weight, delta) = load_factors(q_norms, first, inside), whole(CONFIG.BLOCK)
+    dk_unit = nothing(CONFIG.BLOCK, CONFIG.BLOCK_D)
+    dk_unit = tile_key_gradients(dk_unit, dout_rows, q_rows, v_rows, q_factor, weight, delta, 0, CONFIG)
+    k_rows = load_rows(k, 0, inside, CONFIG.D, CONFIG.BLOCK_D)
+    norm = load_number(k_norms, first, inside)
+    dk_rows = through_norm(slope * dk_unit, k_rows, norm, CONFIG.NORMALISE)
+    store_rows(dk, 0, inside, dk_rows, CONFIG.D, CONFIG.BLOCK_D)
+
+
+@triton.jit
+def write_tile_dv(dout, q, k, q_norms, k_norms, dv, scale, slope, first, inside, CONFIG: tl.constexpr):
+    dout_rows = load_rows(dout, 0, inside, CONFIG.E, CONFIG.BLOCK_E)
+    q_rows = load_rows(q, 0, inside, CONFIG.D, CONFIG.BLOCK_D)
+    k_rows = load_rows(k, 0, inside, CONFIG.D, CONFIG.BLOCK_D)
+    q_factor, k_factor = load_factors(q_norms, first, inside), load_factors(k_norms, first, inside)
+    weight, _ = whole(CONFIG.BLOCK)
+    dv_rows = tile_value_gradients(
+        nothing(CONFIG.BLOCK, CONFIG.BLOCK_E), dout_rows, q_rows, k_rows, q_factor, k_factor, weight,
+        scale, slope, 0, CONFIG,
+    )  # fmt: skip
+    store_rows(dv, 0, inside, dv_rows, CONFIG.E, CONFIG.BLOCK_E)
 
 
 @triton.jit(do_not_specialize=["H", "N"])
 def tile_backward_kernel(
-    dout, q, k, v, gain, q_norms, k_norms, denominators, deltas, dslopes, dq, dk, dv, scale, H, N,
-    CONFIG: tl.constexpr,
-):  # fmt: skip
-    """One program a head, all of its tokens at once: dq, then dk, then dv.
+    dout, q, k, v, gain, q_norms, k_norms, dslopes, dq, dk, dv, scale, H, N, CONFIG: tl.constexpr
+):
+    """Eq. 7, one program a head, all of its tokens at once: dq, then dk, then dv.
 
-    Each loads what it needs (from the cache, after the first): registers don't hold all four inputs at once.
+    Each loads what it needs (from the cache, after the first): registers don't hold all of it at once.
     """
     head = this_head()
     slope = slope_of(gain, scale, head, H)
-    rows, inside = tile(0, N, CONFIG.BLOCK)
-    tokens = head * N + rows
+    first, inside = head * N, tile(0, N, CONFIG.BLOCK)
     q, k, v, dout = of_head(q, head, H), of_head(k, head, H), of_head(v, head, H), of_head(dout, head, H)
-    weight, delta = load_quotient_gradients(denominators, deltas, tokens, inside, CONFIG.EQ4)
-    q_factor, k_factor = load_factors(q_norms, tokens, inside), load_factors(k_norms, tokens, inside)
-
-    dout_rows = load_rows(dout, rows, inside, CONFIG.E, CONFIG.BLOCK_E)
-    k_rows = load_rows(k, rows, inside, CONFIG.D, CONFIG.BLOCK_D)
-    v_rows = load_rows(v, rows, inside, CONFIG.E, CONFIG.BLOCK_E)
-    dq_unit = nothing(CONFIG.BLOCK, CONFIG.BLOCK_D)
-    dq_unit = tile_query_gradients(dq_unit, dout_rows, k_rows, v_rows, k_factor, weight, delta, CONFIG)
-    q_rows = load_rows(q, rows, inside, CONFIG.D, CONFIG.BLOCK_D)
+    dq, dk, dv = of_head(dq, head, H), of_head(dk, head, H), of_head(dv, head, H)
+    dslope = write_tile_dq(dout, q, k, v, q_norms, k_norms, dq, slope, first, inside, CONFIG)
     if gain is not None:
-        tl.store(dslopes + head, tl.sum(q_factor * tl.sum(q_rows.to(tl.float32) * dq_unit, 1), 0))
-    q_norm = load_number(q_norms, tokens, inside)
-    dq_rows = through_norm(slope * dq_unit, q_rows, q_norm, CONFIG.NORMALISE)
-    store_rows(of_head(dq, head, H), rows, inside, dq_rows, CONFIG.D, CONFIG.BLOCK_D)
-
-    dout_rows = load_rows(dout, rows, inside, CONFIG.E, CONFIG.BLOCK_E)
-    q_rows = load_rows(q, rows, inside, CONFIG.D, CONFIG.BLOCK_D)
-    v_rows = load_rows(v, rows, inside, CONFIG.E, CONFIG.BLOCK_E)
-    dk_unit = nothing(CONFIG.BLOCK, CONFIG.BLOCK_D)
-    dk_unit = tile_key_gradients(dk_unit, dout_rows, q_rows, v_rows, q_factor, weight, delta, CONFIG)
-    k_rows = load_rows(k, rows, inside, CONFIG.D, CONFIG.BLOCK_D)
-    k_norm = load_number(k_norms, tokens, inside)
-    dk_rows = through_norm(slope * dk_unit, k_rows, k_norm, CONFIG.NORMALISE)
-    store_rows(of_head(dk, head, H), rows, inside, dk_rows, CONFIG.D, CONFIG.BLOCK_D)
-
-    dout_rows = load_rows(dout, rows, inside, CONFIG.E, CONFIG.BLOCK_E)
-    q_rows = load_rows(q, rows, inside, CONFIG.D, CONFIG.BLOCK_D)
-    k_rows = load_rows(k, rows, inside, CONFIG.D, CONFIG.BLOCK_D)
-    dv_rows = nothing(CONFIG.BLOCK, CONFIG.BLOCK_E)
-    dv_rows = tile_value_gradients(
-        dv_rows, dout_rows, q_rows, k_rows, q_factor, k_factor, weight, scale, slope, CONFIG
-    )
-    store_rows(of_head(dv, head, H), rows, inside, dv_rows, CONFIG.E, CONFIG.BLOCK_E)
+        tl.store(dslopes + head, dslope)
+    tl.debug_barrier()
+    write_tile_dk(dout, q, k, v, q_norms, k_norms, dk, slope, first, inside, CONFIG)
+    tl.debug_barrier()
+    write_tile_dv(dout, q, k, q_norms, k_norms, dv, scale, slope, first, inside, CONFIG)

@@ -53,17 +53,17 @@ def attend(
 ):  # fmt: skip
     """Writes out_i = w_i (scale z + a S^T q^_i) of the queries begin..end."""
     for start in range(begin, end, CONFIG.BLOCK):
-        rows, inside = tile(start, end, CONFIG.BLOCK)
-        q_rows = load_rows(q, rows, inside, CONFIG.D, CONFIG.BLOCK_D)
+        inside = tile(start, end, CONFIG.BLOCK)
+        q_rows = load_rows(q, start, inside, CONFIG.D, CONFIG.BLOCK_D)
         norm = row_norms(q_rows, CONFIG.NORMALISE)
-        store_number(q_norms, first_token + rows, inside, norm)
+        store_number(q_norms, first_token + start, inside, norm)
         numerator = product(q_rows, S) * (slope * unit_factor(norm))[:, None] + (scale * z)[None, :]
         denominator = norm
         if CONFIG.EQ4:
             denominator = unit_factor(norm) * tl.sum(q_rows.to(tl.float32) * kappa[None, :], 1)
-            denominator += M if num_keys is None else load_number(num_keys, first_token + rows, inside)
+            denominator += M if num_keys is None else load_number(num_keys, first_token + start, inside)
         write_attention(
-            out, exact_out, denominators, first_token + rows, rows, inside, numerator, denominator, CONFIG
+            out, exact_out, denominators, first_token + start, start, inside, numerator, denominator, CONFIG
         )
 
 
@@ -76,19 +76,19 @@ def query_gradients(
     dS, dz, dkappa = no_sums(CONFIG.BLOCK_D, CONFIG.BLOCK_E)
     dslope = tl.zeros((CONFIG.BLOCK,), tl.float32)
     for start in range(begin, end, CONFIG.BLOCK):
-        rows, inside = tile(start, end, CONFIG.BLOCK)
-        q_rows = load_rows(q, rows, inside, CONFIG.D, CONFIG.BLOCK_D)
-        dout_rows = load_rows(dout, rows, inside, CONFIG.E, CONFIG.BLOCK_E)
-        norm = load_number(q_norms, first_token + rows, inside)
+        inside = tile(start, end, CONFIG.BLOCK)
+        q_rows = load_rows(q, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        dout_rows = load_rows(dout, start, inside, CONFIG.E, CONFIG.BLOCK_E)
+        norm = load_number(q_norms, first_token + start, inside)
         factor = unit_factor(norm)
-        weight, delta = load_quotient_gradients(denominators, deltas, first_token + rows, inside, CONFIG.EQ4)
+        weight, delta = load_quotient_gradients(denominators, deltas, first_token + start, inside, CONFIG.EQ4)
         dq_unit = product(dout_rows, S_transposed) * weight[:, None]
         dslope += factor * tl.sum(q_rows.to(tl.float32) * dq_unit, 1)
         dq_unit *= slope
         if CONFIG.EQ4:
             dq_unit += delta[:, None] * kappa[None, :]
         dq_rows = through_norm(dq_unit, q_rows, norm, CONFIG.NORMALISE)
-        store_rows(dq, rows, inside, dq_rows, CONFIG.D, CONFIG.BLOCK_D)
+        store_rows(dq, start, inside, dq_rows, CONFIG.D, CONFIG.BLOCK_D)
         dS, dz, dkappa = add_tokens(dS, dz, dkappa, q_rows, dout_rows, factor, weight, delta, CONFIG.EQ4)
     return dS, dz, dkappa, tl.sum(dslope, 0)
 
@@ -100,17 +100,17 @@ def key_gradients(
 ):  # fmt: skip
     """Writes dk and dv of the keys begin..end."""
     for start in range(begin, end, CONFIG.BLOCK):
-        rows, inside = tile(start, end, CONFIG.BLOCK)
-        k_rows = load_rows(k, rows, inside, CONFIG.D, CONFIG.BLOCK_D)
-        v_rows = load_rows(v, rows, inside, CONFIG.E, CONFIG.BLOCK_E)
-        norm = load_number(k_norms, first_token + rows, inside)
+        inside = tile(start, end, CONFIG.BLOCK)
+        k_rows = load_rows(k, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        v_rows = load_rows(v, start, inside, CONFIG.E, CONFIG.BLOCK_E)
+        norm = load_number(k_norms, first_token + start, inside)
         dk_unit = slope * product(v_rows, dS_transposed)
         if CONFIG.EQ4:
             dk_unit += dkappa[None, :]
         dk_rows = through_norm(dk_unit, k_rows, norm, CONFIG.NORMALISE)
-        store_rows(dk, rows, inside, dk_rows, CONFIG.D, CONFIG.BLOCK_D)
+        store_rows(dk, start, inside, dk_rows, CONFIG.D, CONFIG.BLOCK_D)
         dv_rows = product(k_rows, dS) * (slope * unit_factor(norm))[:, None] + (scale * dz)[None, :]
-        store_rows(dv, rows, inside, dv_rows, CONFIG.E, CONFIG.BLOCK_E)
+        store_rows(dv, start, inside, dv_rows, CONFIG.E, CONFIG.BLOCK_E)
 
 
 @triton.jit(do_not_specialize=["H", "N", "M"])

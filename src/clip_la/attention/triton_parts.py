@@ -7,7 +7,8 @@ works on one head, or on a group of its tokens.
   row are neighbours); `of_head` makes it pointer and stride of one head. What is one number a token,
   (B, H, N), is contiguous.
 - CONFIG is a `triton_launch.Config`: BLOCK tokens in a tile, D and E padded with zeros to BLOCK_D, BLOCK_E.
-- `rows` are the tokens of a tile and `inside` says which of them exist.
+- A tile begins at row `start` of its head, the number `first` of all tokens; `inside` says which of its rows
+  exist. Only these scalars take 64 bits: 64-bit numbers for each row or column would fill the registers.
 - The sums over tokens are S (BLOCK_D, BLOCK_E), z (BLOCK_E,) and, in Eq. 4, kappa (BLOCK_D,), in float32.
 """
 
@@ -41,23 +42,22 @@ def of_head(x, head, H):
 
 @triton.jit
 def tile(start, num_rows, BLOCK: tl.constexpr):
-    """rows and inside."""
-    rows = tl.arange(0, BLOCK).to(tl.int64) + start
-    return rows, rows < num_rows
+    """Which rows of the tile exist."""
+    return tl.arange(0, BLOCK) < num_rows - start
 
 
 @triton.jit
-def load_rows(x, rows, inside, SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+def load_rows(x, start, inside, SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     """(BLOCK, BLOCK_SIZE) in the dtype of the tensor, zeros outside."""
-    columns = tl.arange(0, BLOCK_SIZE)
+    rows, columns = start + tl.arange(0, inside.shape[0]), tl.arange(0, BLOCK_SIZE)
     pointers = x[0] + rows[:, None] * x[1] + columns[None, :]
     return tl.load(pointers, mask=inside[:, None] & (columns < SIZE)[None, :], other=0.0)
 
 
 @triton.jit
-def store_rows(x, rows, inside, values, SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+def store_rows(x, start, inside, values, SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     """Rounded to the dtype of the tensor."""
-    columns = tl.arange(0, BLOCK_SIZE)
+    rows, columns = start + tl.arange(0, inside.shape[0]), tl.arange(0, BLOCK_SIZE)
     pointers = x[0] + rows[:, None] * x[1] + columns[None, :]
     if x[0].dtype.element_ty == tl.bfloat16:
         values = high(values)
@@ -147,19 +147,19 @@ def through_norm(dunit, x, norm, NORMALISE: tl.constexpr):
 
 
 @triton.jit
-def store_number(x, tokens, inside, values):
+def store_number(x, first, inside, values):
     """One number a token; nothing if x is None: raw rows have no norms, and a norm is stored once."""
     if x is not None:
-        tl.store(x + tokens, values, mask=inside)
+        tl.store(x + first + tl.arange(0, inside.shape[0]), values, mask=inside)
 
 
 @triton.jit
-def load_number(x, tokens, inside):
+def load_number(x, first, inside):
     """What was stored; 1 outside, or if x is None."""
     if x is not None:
-        values = tl.load(x + tokens, mask=inside, other=1.0)
+        values = tl.load(x + first + tl.arange(0, inside.shape[0]), mask=inside, other=1.0)
     else:
-        values = tl.full((tokens.shape[0],), 1.0, tl.float32)
+        values = tl.full(inside.shape, 1.0, tl.float32)
     return values
 
 
@@ -204,24 +204,24 @@ def inverse(denominator, EQ4: tl.constexpr):
 
 
 @triton.jit
-def load_quotient_gradients(denominators, deltas, tokens, inside, EQ4: tl.constexpr):
+def load_quotient_gradients(denominators, deltas, first, inside, EQ4: tl.constexpr):
     """w_i and delta_i: w_i dout_i is the numerator's gradient, delta_i the denominator's. Eq. 7: 1 and 0."""
-    weight = inverse(load_number(denominators, tokens, inside), EQ4)
-    delta = load_number(deltas, tokens, inside) if EQ4 else tl.zeros(weight.shape, tl.float32)
+    weight = inverse(load_number(denominators, first, inside), EQ4)
+    delta = load_number(deltas, first, inside) if EQ4 else tl.zeros(weight.shape, tl.float32)
     return weight, delta
 
 
 @triton.jit
 def write_attention(
-    out, exact_out, denominators, tokens, rows, inside, numerator, denominator, CONFIG: tl.constexpr
+    out, exact_out, denominators, first, start, inside, numerator, denominator, CONFIG: tl.constexpr
 ):
     """Eq. 7: the numerator. Eq. 4: the quotient, and what backward needs of it."""
     if CONFIG.EQ4:
-        store_number(denominators, tokens, inside, denominator)
+        store_number(denominators, first, inside, denominator)
         numerator = numerator / floored(denominator)[:, None]
         if CONFIG.KEEP_EXACT:
-            store_rows(exact_out, rows, inside, numerator, CONFIG.E, CONFIG.BLOCK_E)
-    store_rows(out, rows, inside, numerator, CONFIG.E, CONFIG.BLOCK_E)
+            store_rows(exact_out, start, inside, numerator, CONFIG.E, CONFIG.BLOCK_E)
+    store_rows(out, start, inside, numerator, CONFIG.E, CONFIG.BLOCK_E)
 
 
 @triton.jit
@@ -232,16 +232,16 @@ def sum_tokens(x, y, norms, denominators, deltas, first_token, begin, end, CONFI
     """
     S, z, kappa = no_sums(CONFIG.BLOCK_D, CONFIG.BLOCK_E)
     for start in range(begin, end, CONFIG.BLOCK):
-        rows, inside = tile(start, end, CONFIG.BLOCK)
-        x_rows = load_rows(x, rows, inside, CONFIG.D, CONFIG.BLOCK_D)
-        y_rows = load_rows(y, rows, inside, CONFIG.E, CONFIG.BLOCK_E)
+        inside = tile(start, end, CONFIG.BLOCK)
+        x_rows = load_rows(x, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        y_rows = load_rows(y, start, inside, CONFIG.E, CONFIG.BLOCK_E)
         norm = row_norms(x_rows, CONFIG.NORMALISE)
-        store_number(norms, first_token + rows, inside, norm)
+        store_number(norms, first_token + start, inside, norm)
         weight = tl.full(norm.shape, 1.0, tl.float32)
         kappa_weight = weight
         if denominators is not None:
             weight, kappa_weight = load_quotient_gradients(
-                denominators, deltas, first_token + rows, inside, CONFIG.EQ4
+                denominators, deltas, first_token + start, inside, CONFIG.EQ4
             )
         S, z, kappa = add_tokens(
             S, z, kappa, x_rows, y_rows, unit_factor(norm), weight, kappa_weight, CONFIG.EQ4
@@ -328,10 +328,11 @@ def group_sums_kernel(x, y, norms, denominators, deltas, sums, H, N, group, CONF
 def denominator_gradients_kernel(dout, out, denominators, deltas, H, N, CONFIG: tl.constexpr):
     """Eq. 4's delta_i = -w_i dout_i.out_i, 0 where the floor acts; out is what it was before rounding."""
     head = this_head()
-    rows, inside = tile(tl.program_id(1) * CONFIG.BLOCK, N, CONFIG.BLOCK)
-    dout_rows = load_rows(of_head(dout, head, H), rows, inside, CONFIG.E, CONFIG.BLOCK_E)
-    out_rows = load_rows(of_head(out, head, H), rows, inside, CONFIG.E, CONFIG.BLOCK_E)
-    denominator = load_number(denominators, head * N + rows, inside)
+    start = tl.program_id(1) * CONFIG.BLOCK
+    inside = tile(start, N, CONFIG.BLOCK)
+    dout_rows = load_rows(of_head(dout, head, H), start, inside, CONFIG.E, CONFIG.BLOCK_E)
+    out_rows = load_rows(of_head(out, head, H), start, inside, CONFIG.E, CONFIG.BLOCK_E)
+    denominator = load_number(denominators, head * N + start, inside)
     along = tl.sum(dout_rows.to(tl.float32) * out_rows, 1)
     delta = tl.where(tl.abs(denominator) < EQ4_FLOOR, 0.0, -along / floored(denominator))
-    store_number(deltas, head * N + rows, inside, delta)
+    store_number(deltas, head * N + start, inside, delta)

@@ -22,7 +22,6 @@ from clip_la.attention.triton_causal import (
     tile_key_gradients,
     tile_query_gradients,
     tile_value_gradients,
-    visible_keys,
 )
 from clip_la.attention.triton_parts import (
     add_tokens,
@@ -48,6 +47,13 @@ from clip_la.attention.triton_parts import (
     unit_factor,
     write_attention,
 )
+
+
+@triton.jit
+def visible_keys(num_keys, first, start, inside):
+    """How many keys each query sees: all up to itself, unless padded."""
+    up_to_itself = (start + 1 + tl.arange(0, inside.shape[0])).to(tl.float32)
+    return load_number(num_keys, first, inside) if num_keys is not None else up_to_itself
 
 
 @triton.jit(do_not_specialize=["num_groups"])
@@ -78,23 +84,23 @@ def scan_forward_kernel(
     if earlier is not None:
         S, z, kappa = load_sums(earlier, head * tl.num_programs(1) + index, CONFIG)
     for start in range(index * group, tl.minimum((index + 1) * group, N), CONFIG.BLOCK):
-        rows, inside = tile(start, N, CONFIG.BLOCK)
-        tokens = head * N + rows
-        q_rows = load_rows(q, rows, inside, CONFIG.D, CONFIG.BLOCK_D)
-        k_rows = load_rows(k, rows, inside, CONFIG.D, CONFIG.BLOCK_D)
-        v_rows = load_rows(v, rows, inside, CONFIG.E, CONFIG.BLOCK_E)
+        inside = tile(start, N, CONFIG.BLOCK)
+        first = head * N + start
+        q_rows = load_rows(q, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        k_rows = load_rows(k, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        v_rows = load_rows(v, start, inside, CONFIG.E, CONFIG.BLOCK_E)
         q_norm, k_norm = row_norms(q_rows, CONFIG.NORMALISE), row_norms(k_rows, CONFIG.NORMALISE)
-        store_number(q_norms, tokens, inside, q_norm)
-        store_number(k_norms, tokens, inside, k_norm)
+        store_number(q_norms, first, inside, q_norm)
+        store_number(k_norms, first, inside, k_norm)
         q_factor, k_factor = unit_factor(q_norm), unit_factor(k_norm)
         numerator = product(q_rows, S) * (slope * q_factor)[:, None] + (scale * z)[None, :]
         numerator, cosine_sums = tile_attention(
-            numerator, q_rows, k_rows, v_rows, q_factor, k_factor, scale, slope, CONFIG
+            numerator, q_rows, k_rows, v_rows, q_factor, k_factor, scale, slope, start, CONFIG
         )
-        denominator = visible_keys(num_keys, tokens, rows, inside) + cosine_sums
+        denominator = visible_keys(num_keys, first, start, inside) + cosine_sums
         if CONFIG.EQ4:
             denominator += q_factor * tl.sum(q_rows.to(tl.float32) * kappa[None, :], 1)
-        write_attention(out, exact_out, denominators, tokens, rows, inside, numerator, denominator, CONFIG)
+        write_attention(out, exact_out, denominators, first, start, inside, numerator, denominator, CONFIG)
         ones = tl.full(k_norm.shape, 1.0, tl.float32)
         S, z, kappa = add_tokens(S, z, kappa, k_rows, v_rows, k_factor, ones, ones, CONFIG.EQ4)
 
@@ -117,17 +123,19 @@ def scan_query_gradients_kernel(
         kappa = load_kappa(earlier + place * CONFIG.NUM_SUMS + (CONFIG.D + 1) * CONFIG.E, CONFIG)
     dslope = tl.zeros((CONFIG.BLOCK,), tl.float32)
     for start in range(index * group, tl.minimum((index + 1) * group, N), CONFIG.BLOCK):
-        rows, inside = tile(start, N, CONFIG.BLOCK)
-        tokens = head * N + rows
-        q_rows = load_rows(q, rows, inside, CONFIG.D, CONFIG.BLOCK_D)
-        k_rows = load_rows(k, rows, inside, CONFIG.D, CONFIG.BLOCK_D)
-        v_rows = load_rows(v, rows, inside, CONFIG.E, CONFIG.BLOCK_E)
-        dout_rows = load_rows(dout, rows, inside, CONFIG.E, CONFIG.BLOCK_E)
-        q_norm = load_number(q_norms, tokens, inside)
-        q_factor, k_factor = unit_factor(q_norm), unit_factor(load_number(k_norms, tokens, inside))
-        weight, delta = load_quotient_gradients(denominators, deltas, tokens, inside, CONFIG.EQ4)
+        inside = tile(start, N, CONFIG.BLOCK)
+        first = head * N + start
+        q_rows = load_rows(q, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        k_rows = load_rows(k, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        v_rows = load_rows(v, start, inside, CONFIG.E, CONFIG.BLOCK_E)
+        dout_rows = load_rows(dout, start, inside, CONFIG.E, CONFIG.BLOCK_E)
+        q_norm = load_number(q_norms, first, inside)
+        q_factor, k_factor = unit_factor(q_norm), unit_factor(load_number(k_norms, first, inside))
+        weight, delta = load_quotient_gradients(denominators, deltas, first, inside, CONFIG.EQ4)
         dq_unit = product(dout_rows, S_transposed) * weight[:, None]
-        dq_unit = tile_query_gradients(dq_unit, dout_rows, k_rows, v_rows, k_factor, weight, delta, CONFIG)
+        dq_unit = tile_query_gradients(
+            dq_unit, dout_rows, k_rows, v_rows, k_factor, weight, delta, start, CONFIG
+        )
         dslope += q_factor * tl.sum(q_rows.to(tl.float32) * dq_unit, 1)
         dq_unit *= slope
         k_unit = k_rows.to(tl.float32) * k_factor[:, None]
@@ -135,7 +143,7 @@ def scan_query_gradients_kernel(
             dq_unit += delta[:, None] * kappa[None, :]
             kappa += tl.sum(k_unit, 0)
         dq_rows = through_norm(dq_unit, q_rows, q_norm, CONFIG.NORMALISE)
-        store_rows(dq, rows, inside, dq_rows, CONFIG.D, CONFIG.BLOCK_D)
+        store_rows(dq, start, inside, dq_rows, CONFIG.D, CONFIG.BLOCK_D)
         S_transposed = dot(tl.trans(v_rows), k_unit, S_transposed)
     if gain is not None:
         tl.store(dslopes + place, tl.sum(dslope, 0))
@@ -165,23 +173,26 @@ def scan_key_gradients_kernel(
         dS_transposed = load_transposed_state(later, CONFIG)
         dkappa = load_kappa(later + (CONFIG.D + 1) * CONFIG.E, CONFIG)
     for chunks_after in range(tl.cdiv(tl.minimum(group, N - index * group), CONFIG.BLOCK)):
-        rows, inside = tile(chunk_from_end(chunks_after, index, group, N, CONFIG), N, CONFIG.BLOCK)
-        tokens = head * N + rows
-        q_rows = load_rows(q, rows, inside, CONFIG.D, CONFIG.BLOCK_D)
-        k_rows = load_rows(k, rows, inside, CONFIG.D, CONFIG.BLOCK_D)
-        v_rows = load_rows(v, rows, inside, CONFIG.E, CONFIG.BLOCK_E)
-        dout_rows = load_rows(dout, rows, inside, CONFIG.E, CONFIG.BLOCK_E)
-        q_factor = unit_factor(load_number(q_norms, tokens, inside))
-        weight, delta = load_quotient_gradients(denominators, deltas, tokens, inside, CONFIG.EQ4)
+        start = chunk_from_end(chunks_after, index, group, N, CONFIG)
+        inside = tile(start, N, CONFIG.BLOCK)
+        first = head * N + start
+        q_rows = load_rows(q, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        k_rows = load_rows(k, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        v_rows = load_rows(v, start, inside, CONFIG.E, CONFIG.BLOCK_E)
+        dout_rows = load_rows(dout, start, inside, CONFIG.E, CONFIG.BLOCK_E)
+        q_factor = unit_factor(load_number(q_norms, first, inside))
+        weight, delta = load_quotient_gradients(denominators, deltas, first, inside, CONFIG.EQ4)
         dk_unit = product(v_rows, dS_transposed)
-        dk_unit = tile_key_gradients(dk_unit, dout_rows, q_rows, v_rows, q_factor, weight, delta, CONFIG)
+        dk_unit = tile_key_gradients(
+            dk_unit, dout_rows, q_rows, v_rows, q_factor, weight, delta, start, CONFIG
+        )
         dk_unit *= slope
         if CONFIG.EQ4:
             dk_unit += dkappa[None, :]
             dkappa += tl.sum(q_rows.to(tl.float32) * (q_factor * delta)[:, None], 0)
-        k_norm = load_number(k_norms, tokens, inside)
+        k_norm = load_number(k_norms, first, inside)
         dk_rows = through_norm(dk_unit, k_rows, k_norm, CONFIG.NORMALISE)
-        store_rows(dk, rows, inside, dk_rows, CONFIG.D, CONFIG.BLOCK_D)
+        store_rows(dk, start, inside, dk_rows, CONFIG.D, CONFIG.BLOCK_D)
         weighted_q = q_rows.to(tl.float32) * (q_factor * weight)[:, None]
         dS_transposed = dot(tl.trans(dout_rows), weighted_q, dS_transposed)
 
@@ -199,17 +210,18 @@ def scan_value_gradients_kernel(
     if later is not None:
         dS, dz, dkappa = load_sums(later, head * tl.num_programs(1) + index, CONFIG)
     for chunks_after in range(tl.cdiv(tl.minimum(group, N - index * group), CONFIG.BLOCK)):
-        rows, inside = tile(chunk_from_end(chunks_after, index, group, N, CONFIG), N, CONFIG.BLOCK)
-        tokens = head * N + rows
-        q_rows = load_rows(q, rows, inside, CONFIG.D, CONFIG.BLOCK_D)
-        k_rows = load_rows(k, rows, inside, CONFIG.D, CONFIG.BLOCK_D)
-        dout_rows = load_rows(dout, rows, inside, CONFIG.E, CONFIG.BLOCK_E)
-        q_factor = unit_factor(load_number(q_norms, tokens, inside))
-        k_factor = unit_factor(load_number(k_norms, tokens, inside))
-        weight = inverse(load_number(denominators, tokens, inside), CONFIG.EQ4)
+        start = chunk_from_end(chunks_after, index, group, N, CONFIG)
+        inside = tile(start, N, CONFIG.BLOCK)
+        first = head * N + start
+        q_rows = load_rows(q, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        k_rows = load_rows(k, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        dout_rows = load_rows(dout, start, inside, CONFIG.E, CONFIG.BLOCK_E)
+        q_factor = unit_factor(load_number(q_norms, first, inside))
+        k_factor = unit_factor(load_number(k_norms, first, inside))
+        weight = inverse(load_number(denominators, first, inside), CONFIG.EQ4)
         dv_rows = product(k_rows, dS) * (slope * k_factor)[:, None] + (scale * dz)[None, :]
         dv_rows = tile_value_gradients(
-            dv_rows, dout_rows, q_rows, k_rows, q_factor, k_factor, weight, scale, slope, CONFIG
+            dv_rows, dout_rows, q_rows, k_rows, q_factor, k_factor, weight, scale, slope, start, CONFIG
         )
-        store_rows(dv, rows, inside, dv_rows, CONFIG.E, CONFIG.BLOCK_E)
+        store_rows(dv, start, inside, dv_rows, CONFIG.E, CONFIG.BLOCK_E)
         dS, dz, dkappa = add_tokens(dS, dz, dkappa, q_rows, dout_rows, q_factor, weight, weight, False)

@@ -26,16 +26,19 @@ from clip_la.attention.triton_launch import Launch, recording
 
 MAX_REGISTERS = 255
 MAX_SHARED_BYTES = 227 * 1024
+MAX_SPILLED_BYTES = 0
+MAX_SPILLED_BYTES_EQ4_SCAN = 32
+"""Of a thread, in causal Eq. 4 with heads of more than 64 elements: registers fall a little short."""
 
 HEAD_SIZES = (32, 64, 80, 96, 128)
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DTYPES = tuple(triton_backend.MAX_HEAD_SIZES)
 KINDS = {
     "eq7": Options("eq7", causal=False, scale=0.5, normalise=True),
     "eq4": Options("eq4", causal=False, scale=None, normalise=True),
 }
 """Eq. 7 with a gain, Eq. 4 with normalised rows: without a gain or with raw rows, code is only left out."""
 
-QUICK = {(torch.bfloat16, 64), (torch.float32, 32)}
+QUICK = {(torch.bfloat16, 64)}
 """What `--quick` compiles of dtypes and head sizes."""
 
 COPY_BYTES_PER_SECOND = 4.3e12
@@ -90,7 +93,9 @@ class Row(NamedTuple):
     def problems(self) -> list[str]:
         """What the hardware or speed forbids."""
         found = []
-        if self.compiled.spilled_bytes > 0:
+        scan_of_large = _name(self.launch).startswith("scan_") and self.launch.config.BLOCK_D > 64
+        is_exception = self.kind == "eq4" and scan_of_large
+        if self.compiled.spilled_bytes > (MAX_SPILLED_BYTES_EQ4_SCAN if is_exception else MAX_SPILLED_BYTES):
             found.append(f"spills {self.compiled.spilled_bytes} bytes")
         if self.compiled.registers > MAX_REGISTERS:
             found.append(f"needs {self.compiled.registers} registers")
@@ -131,7 +136,7 @@ def kernels(dtype: torch.dtype, D: int, kind: str) -> Iterator[Launch]:
 
 def compile_rows(dtypes_and_sizes: set[tuple[torch.dtype, int]]) -> Iterator[Row]:
     for dtype, D in itertools.product(DTYPES, HEAD_SIZES):
-        if (dtype, D) in dtypes_and_sizes:
+        if (dtype, D) in dtypes_and_sizes and triton_backend.MAX_HEAD_SIZES[dtype] >= D:
             for kind in KINDS:
                 for launch in kernels(dtype, D, kind):
                     yield Row(launch, dtype, kind, compile_for_hopper(launch))
