@@ -3,9 +3,10 @@
     python benchmarks/zero_shot.py --model ViT-nano-8 --workers 2
     python benchmarks/zero_shot.py --model ViT-B-16 --tree val --classnames imagenet-1k --device cuda
 
-The plain loop is that of OpenCLIP's README and trainer: ImageFolder, DataLoader, encode_image, logits, top-k.
-Both have their text features beforehand. They take turns, and the best of the rounds counts, because other
-work on the machine only ever slows one down. Without --tree, pictures of noise are made.
+The plain loop is that of OpenCLIP's README and trainer: ImageFolder, DataLoader, encode_image, logits,
+top-k. Both have their text features beforehand; ours hashes the weights in each round, to know them again.
+They take turns, and the best of the rounds counts, because other work on the machine only ever slows one
+down. Without --tree, pictures of noise are made.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def main() -> None:
     parser.add_argument("--tree", type=Path, help="default: made for the occasion")
     parser.add_argument("--classnames", help="of --tree; default: classnames.txt in it")
     parser.add_argument("--templates", default="photo")
-    parser.add_argument("--num-images", type=int, default=1000, help="made where there is no --tree")
+    parser.add_argument("--num-images", type=int, default=2000, help="made where there is no --tree")
     parser.add_argument("--num-classes", type=int, default=100)
     parser.add_argument("--picture-size", type=int, default=400)
     parser.add_argument("--batch-size", type=int, default=64)
