@@ -201,8 +201,7 @@ def test_hostile_shards_are_listed_and_read_alike(shared_data: Path) -> None:
         for shard in sorted(case.glob("*.tar")):
             try:
                 shards = NumberedShards(str(shard), "txt")
-            except ValueError as error:
-                assert "no image with a .txt member" in str(error)
+            except ValueError:  # nothing in it can be used
                 continue
             images = list(shards.read(range(len(shards.texts))))
             assert len(images) == len(shards.texts)
