@@ -76,7 +76,7 @@ def check(inputs: list[Tensor], device: str, **options: Any) -> None:
     one_key = options["kind"] == "eq4" and inputs[1].shape[2] == 1  # then dq and dk vanish
     assert_close(found[:4], truth[:4], inputs[0].dtype, least_size=0.1 if one_key else 1e-12)
     # Sums over all tokens of numbers with random signs, of about this size (the gain's gradient), may cancel.
-    assert_close(found[4:], truth[4:], inputs[0].dtype, least_size=float(truth[0].norm()) / 8)
+    assert_close(found[4:], truth[4:], inputs[0].dtype, least_size=float(truth[0].norm()))
     assert [x.dtype for x in found[1:]] == [x.dtype for x in inputs]
 
 

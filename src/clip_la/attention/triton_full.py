@@ -43,6 +43,7 @@ from clip_la.attention.triton_parts import (
     tile,
     unit_factor,
     write_attention,
+    zeros,
 )
 
 
@@ -74,7 +75,7 @@ def query_gradients(
 ):  # fmt: skip
     """Writes dq of the queries begin..end; their dS, dz, dkappa and sum_i q^_i.(S G_i), the gradient of a."""
     dS, dz, dkappa = no_sums(CONFIG.BLOCK_D, CONFIG.BLOCK_E)
-    dslope = tl.zeros((CONFIG.BLOCK,), tl.float32)
+    dslope = zeros(CONFIG.BLOCK)
     for start in range(begin, end, CONFIG.BLOCK):
         inside = tile(start, end, CONFIG.BLOCK)
         q_rows = load_rows(q, start, inside, CONFIG.D, CONFIG.BLOCK_D)

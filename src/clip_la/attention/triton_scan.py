@@ -46,6 +46,7 @@ from clip_la.attention.triton_parts import (
     tile,
     unit_factor,
     write_attention,
+    zeros,
 )
 
 
@@ -117,11 +118,11 @@ def scan_query_gradients_kernel(
     q, k, v, dout = of_head(q, head, H), of_head(k, head, H), of_head(v, head, H), of_head(dout, head, H)
     dq = of_head(dq, head, H)
     S_transposed = nothing(CONFIG.BLOCK_E, CONFIG.BLOCK_D)
-    kappa = tl.zeros((CONFIG.BLOCK_D,), tl.float32)
+    kappa = zeros(CONFIG.BLOCK_D)
     if earlier is not None:
         S_transposed = load_transposed_state(earlier + place * CONFIG.NUM_SUMS, CONFIG)
         kappa = load_kappa(earlier + place * CONFIG.NUM_SUMS + (CONFIG.D + 1) * CONFIG.E, CONFIG)
-    dslope = tl.zeros((CONFIG.BLOCK,), tl.float32)
+    dslope = zeros(CONFIG.BLOCK)
     for start in range(index * group, tl.minimum((index + 1) * group, N), CONFIG.BLOCK):
         inside = tile(start, N, CONFIG.BLOCK)
         first = head * N + start
@@ -167,7 +168,7 @@ def scan_key_gradients_kernel(
     q, k, v, dout = of_head(q, head, H), of_head(k, head, H), of_head(v, head, H), of_head(dout, head, H)
     dk = of_head(dk, head, H)
     dS_transposed = nothing(CONFIG.BLOCK_E, CONFIG.BLOCK_D)
-    dkappa = tl.zeros((CONFIG.BLOCK_D,), tl.float32)
+    dkappa = zeros(CONFIG.BLOCK_D)
     if later is not None:
         later += (head * tl.num_programs(1) + index) * CONFIG.NUM_SUMS
         dS_transposed = load_transposed_state(later, CONFIG)
