@@ -115,7 +115,7 @@ void backward_causal(const Problem& p, const Scratch& scratch) {
 
 // AMX has bfloat16's precision in every factor but not float32's, which Eq. 4's differences need.
 template <class T, class Work>
-void with_engine(const Problem& p, const Scratch& scratch, Work work) {
+void with_engine([[maybe_unused]] const Problem& p, const Scratch& scratch, Work work) {
 #ifdef CLIP_LA_HAS_AMX
     if (std::is_same_v<T, BFloat16> && !p.has_denominator && AmxEngine::fits(p) && AmxEngine::is_available())
         return work(AmxEngine(scratch));
