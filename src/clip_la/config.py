@@ -211,6 +211,15 @@ class RunConfig:
         256, "pairs that the validation loss tells apart at a time (not in OpenCLIP)", "evaluation"
     )
     val_frequency: int = _flag(1, "epochs between validation losses; 0 for the last epoch only", "evaluation")
+    diagnostics: bool = _flag(
+        False,
+        "measure every attention layer on a few pairs, and gradients by tower, for clip-la report "
+        "(not in OpenCLIP)",
+        "evaluation",
+    )
+    diagnostics_frequency: int = _flag(
+        1, "epochs between --diagnostics; 0 for the start and the end only (not in OpenCLIP)", "evaluation"
+    )
     evaluators: Sequence[Mapping[str, Any]] = _flag(
         (),
         "more evaluations, a list of settings each: kind (zeroshot, retrieval or validation), data, name, "
@@ -241,7 +250,15 @@ class RunConfig:
             "max_caption_chars",
         )
         _check_not_negative(
-            self, "workers", "warmup", "save_frequency", "zeroshot_frequency", "val_frequency", "lr", "wd"
+            self,
+            "workers",
+            "warmup",
+            "save_frequency",
+            "zeroshot_frequency",
+            "val_frequency",
+            "diagnostics_frequency",
+            "lr",
+            "wd",
         )
         if self.local_loss and not self.gather_with_grad:
             raise ConfigError(

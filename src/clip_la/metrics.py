@@ -72,7 +72,7 @@ def _without_nan(value: Any) -> Any:
 def scalars(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a record under the names that dashboards show: `train/loss`, `zeroshot/x/top1`."""
     prefix = str(values.get("name", kind))
-    numbers = values.get("metrics", values)
+    numbers = values.get("metrics", values.get("layers", values))
     return {
         f"{prefix}/{key}": value
         for key, value in numbers.items()

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import open_clip
 import torch
@@ -130,6 +130,30 @@ def install_attention(model: CLIP | CustomTextCLIP, spec: AttentionSpec) -> None
                 )
             block.attn = LinearAttention.from_softmax(block.attn, spec, causal=causal)
         transformer.register_buffer(_tag_name(spec), _encode_spec(spec))
+
+
+class AttentionLayer(NamedTuple):
+    """A default block of a native tower and its self-attention; `name` is such as "image/0"."""
+
+    name: str
+    block: nn.Module
+    attention: nn.MultiheadAttention
+    causal: bool
+
+
+def attention_layers(model: CLIP | CustomTextCLIP) -> Iterator[AttentionLayer]:
+    """The layers of both towers that attend by this package's attention or by `nn.MultiheadAttention`."""
+    for tower, transformer, causal in _native_transformers(model, model.attention_spec):
+        for index, block in enumerate(transformer.resblocks):
+            if isinstance(block, ResidualAttentionBlock) and isinstance(block.attn, nn.MultiheadAttention):
+                yield AttentionLayer(f"{tower}/{index}", block, block.attn, causal)
+
+
+def tower_of(parameter: str) -> str | None:
+    """The tower of a parameter of a CLIP model, "image" or "text"; None for logit scale and bias."""
+    if parameter in ("logit_scale", "logit_bias"):
+        return None
+    return "image" if parameter.startswith("visual.") else "text"
 
 
 def _native_transformers(

@@ -152,7 +152,7 @@ def test_first_line_must_be_a_start(new_run: NewRun) -> None:
 
 
 def test_line_of_an_unknown_type_is_no_error(new_run: NewRun) -> None:
-    run = new_run("a").start().line("diagnostics", 50, entropy=1.0).train(100, 3.0)
+    run = new_run("a").start().line("weather", 50, sunny=1.0).train(100, 3.0)
     assert len(read_run(run.folder).train) == 1
 
 

@@ -213,7 +213,7 @@ def _draw_training(axes: Axes, runs: Sequence[Run]) -> list[EndLabel]:
         axes.plot(
             broken, np.zeros(broken.size), "x", markersize=5, color=colour, transform=on_axis, clip_on=False
         )
-        ends.append(_end_label(run, samples, smooth))
+        ends.append(end_label(run, samples, smooth))
     return ends
 
 
@@ -239,12 +239,12 @@ def _draw_evals(axes: Axes, runs: Sequence[Run], name: str, key: str) -> list[En
             linewidth=1.8,
             elinewidth=0.9,
         )
-        ends.append(_end_label(run, samples, values))
+        ends.append(end_label(run, samples, values))
     return ends
 
 
-def _end_label(run: Run, samples: FloatArray, values: FloatArray) -> EndLabel:
-    """At the last finite point of a curve; a curve without one is labelled at its start, on the axis."""
+def end_label(run: Run, samples: FloatArray, values: FloatArray) -> EndLabel:
+    """The run's name, at the last finite point of its curve; without one at the start, on the axis."""
     finite = np.flatnonzero(np.isfinite(values))
     colour = colour_of(run.attention)
     if not finite.size:

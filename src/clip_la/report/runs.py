@@ -30,7 +30,10 @@ class RunError(ValueError):
 
 @dataclass(frozen=True)
 class TrainPoint:
-    """One log interval. `loss` is its mean; NaN where it was not finite or a field was not logged."""
+    """One log interval. `loss` is its mean; NaN where it was not finite or a field was not logged.
+
+    `grad_norm_image` and `grad_norm_text` are logged by runs with diagnostics.
+    """
 
     samples: int
     loss: float
@@ -38,6 +41,9 @@ class TrainPoint:
     data_wait: float
     skipped_steps: int
     lost_samples: int
+    logit_scale: float = math.nan
+    grad_norm_image: float = math.nan
+    grad_norm_text: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,14 @@ class EvalPoint:
     samples: int
     name: str
     metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class DiagnosticsPoint:
+    """The attention layers measured once: "TOWER/LAYER/FIGURE" -> value, NaN where it was not finite."""
+
+    samples: int
+    layers: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -91,6 +105,7 @@ class Run:
     train: tuple[TrainPoint, ...]
     epochs: tuple[EpochPoint, ...]
     evals: tuple[EvalPoint, ...]
+    diagnostics: tuple[DiagnosticsPoint, ...]
     failed_evals: tuple[EvalPoint, ...]
     end: RunEnd | None
     samples: int
@@ -144,6 +159,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         train=tuple(_train_point(line) for line in points if line["type"] == "train"),
         epochs=tuple(_epoch_point(line) for line in points if line["type"] == "epoch"),
         evals=tuple(_eval_point(line) for line in points if line["type"] == "eval"),
+        diagnostics=tuple(_diagnostics_point(line) for line in points if line["type"] == "diagnostics"),
         failed_evals=tuple(
             EvalPoint(int(line["samples"]), line["name"], {})
             for line in points
@@ -225,6 +241,7 @@ _CHECKS: dict[str, dict[str, tuple[type, ...]]] = {
     "epoch": {"epoch": (int,), "loss": (*_NUMBER, type(None))},
     "eval": {"name": (str,), "metrics": (dict,)},
     "eval_failed": {"name": (str,)},
+    "diagnostics": {"layers": (dict,)},
 }
 
 
@@ -269,6 +286,9 @@ def _train_point(line: Mapping[str, Any]) -> TrainPoint:
         data_wait=_float(line.get("data_wait")),
         skipped_steps=int(line.get("skipped_steps") or 0),
         lost_samples=int(line.get("lost_samples") or 0),
+        logit_scale=_float(line.get("logit_scale")),
+        grad_norm_image=_float(line.get("grad_norm_image")),
+        grad_norm_text=_float(line.get("grad_norm_text")),
     )
 
 
@@ -279,6 +299,10 @@ def _epoch_point(line: Mapping[str, Any]) -> EpochPoint:
 
 def _eval_point(line: Mapping[str, Any]) -> EvalPoint:
     return EvalPoint(int(line["samples"]), line["name"], line["metrics"])
+
+
+def _diagnostics_point(line: Mapping[str, Any]) -> DiagnosticsPoint:
+    return DiagnosticsPoint(int(line["samples"]), {key: _float(v) for key, v in line["layers"].items()})
 
 
 def _float(value: Any) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 from clip_la.report import html
 from clip_la.report.compare import Comparison, Finding, compare
 from clip_la.report.curves import loss_figure, save, zeroshot_figure
+from clip_la.report.layers import gradients_figure, layers_figure
 from clip_la.report.runs import read_runs
 from clip_la.report.tables import comparison_table, csv_text, finding_text, json_text, markdown, text_table
 
@@ -59,6 +60,11 @@ def write_report(
     zeroshot = zeroshot_figure(runs)
     if zeroshot is not None:
         figures["Zero-shot"] = zeroshot
+    diagnostics = {
+        "Attention by layer (faint: first measured)": layers_figure(runs),
+        "Gradients": gradients_figure(runs),
+    }
+    figures |= {caption: figure for caption, figure in diagnostics.items() if figure is not None}
     texts = {
         "report.html": html.page(runs, comparison, figures),
         "comparison.csv": csv_text(comparison.summaries),

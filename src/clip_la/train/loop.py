@@ -29,6 +29,7 @@ from clip_la.metrics import recorded_evaluations
 from clip_la.peers import shared_fate
 from clip_la.train import resume
 from clip_la.train.contrast import Micro
+from clip_la.train.diagnostics import tower_grad_norms
 from clip_la.train.folder import log_to_file, run_folder
 from clip_la.train.meter import Meter, StepResult
 from clip_la.train.optim import lr_at
@@ -98,6 +99,7 @@ def _make_up(run: Run, evaluators: Sequence[Evaluator], stop: StopRequest) -> st
 def _fit(run: Run, stop: StopRequest) -> str:
     """Why it ended: FINISHED, NON_FINITE, or a signal's name."""
     run.model.train()
+    _diagnose(run)
     meter = Meter()
     last_save = (run.progress.samples, time.time())
     bad_in_a_row = 0
@@ -120,6 +122,7 @@ def _fit(run: Run, stop: StopRequest) -> str:
                 saved = True
             if saved:
                 last_save = (run.progress.samples, time.time())
+            _diagnose(run)
             all_evaluated = _evaluate_all(run, due, stop)
             if run.is_finished and all_evaluated:
                 return FINISHED
@@ -158,6 +161,20 @@ def _end_epoch(run: Run, *, has_evaluation: bool) -> bool:
     if keep or has_evaluation:
         save(run, epoch=run.epoch if keep else None)
     return keep or has_evaluation
+
+
+def _diagnose(run: Run) -> None:
+    """Measure the attention layers where that is due, on the main rank; a failure is reported, no more."""
+    every = run.config.diagnostics_frequency
+    is_due = run.progress.samples == 0 or (
+        run.is_at_epoch_end and (run.is_finished or (every > 0 and run.epoch % every == 0))
+    )
+    if run.diagnostics is None or not is_due:
+        return
+    try:
+        run.record("diagnostics", layers=run.diagnostics.measure())
+    except Exception:
+        logger.exception("the diagnostics failed; training goes on")
 
 
 def _due_evaluators(run: Run) -> list[Evaluator]:
@@ -260,6 +277,7 @@ def step(run: Run, batches: Sequence[Batch], stop: StopRequest) -> StepResult:
     loss = run.contrast.backward(run.model, micros, run.scaler)
     if run.scaler is not None:
         run.scaler.unscale_(run.optimizer)
+    tower_norms = {} if run.diagnostics is None else tower_grad_norms(run.bundle.model)
     grad_norm = _clip(run)
     mean_loss, stops = run.world.sum(float(loss), float(stop.requested))
     mean_loss /= run.world.size
@@ -267,7 +285,7 @@ def step(run: Run, batches: Sequence[Batch], stop: StopRequest) -> StepResult:
     _update(run, finite)
     _advance(run, batches, mean_loss if finite else None)
     logit_scale = run.bundle.model.get_parameter("logit_scale").exp().mean().item()
-    return StepResult(mean_loss, grad_norm, lr, logit_scale, finite, stops > 0)
+    return StepResult(mean_loss, grad_norm, lr, logit_scale, finite, stops > 0, tower_norms)
 
 
 def _to_device(run: Run, batch: Batch) -> Micro:

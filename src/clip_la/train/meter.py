@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step did, the same on every rank but for the data wait."""
+    """What one step did, the same on every rank but for the towers' norms.
+
+    Attributes:
+        grad_norm: of all gradients, before clipping.
+        tower_grad_norms: the same of each tower, by the name that it is logged under; empty on ranks
+            without diagnostics.
+    """
 
     loss: float
     grad_norm: float
@@ -16,6 +23,7 @@ class StepResult:
     logit_scale: float
     finite: bool
     stop: bool
+    tower_grad_norms: Mapping[str, float] = field(default_factory=dict)
 
 
 class Meter:
@@ -54,6 +62,7 @@ class Meter:
             "lr": self._last.lr,
             "logit_scale": self._last.logit_scale,
             "grad_norm": self._last.grad_norm,
+            **self._last.tower_grad_norms,
             "samples_per_second": self._samples / seconds,
             "data_wait": min(1.0, self._data_seconds / seconds),
         }

@@ -28,6 +28,7 @@ _HARMLESS = {
     "save_frequency", "save_every_samples", "save_every_minutes", "keep_last", "dist_backend",
     "dist_timeout_minutes", "pretrained", "pretrained_softmax", "zeroshot", "classnames", "templates",
     "zeroshot_frequency", "val_data", "val_num_samples", "val_frequency", "evaluators",
+    "diagnostics", "diagnostics_frequency",
 }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from clip_la.metrics import MetricsLog, build_sinks
 from clip_la.openclip import load_softmax_weights
 from clip_la.train import resume
 from clip_la.train.contrast import Contrast
+from clip_la.train.diagnostics import Diagnostics
 from clip_la.train.evaluators import ScheduledEvaluator, build_evaluators
 from clip_la.train.optim import Clock, build_optimizer
 from clip_la.train.specs import train_spec
@@ -61,6 +62,7 @@ class Run:
     loader_state: dict[str, Any] | None
     clock: Clock
     evaluators: Sequence[ScheduledEvaluator]
+    diagnostics: Diagnostics | None
     store: CheckpointStore | None
     metrics: MetricsLog | None
     progress: Progress
@@ -129,6 +131,7 @@ def build_run(config: RunConfig, world: World, folder: Path) -> Run:
         loader_state=loader_state,
         clock=resume.clock(saved, config, world, loader.num_samples),
         evaluators=build_evaluators(config, must_build=saved is None),
+        diagnostics=Diagnostics(config, bundle) if config.diagnostics and world.is_main else None,
         store=store,
         metrics=MetricsLog(folder / "metrics.jsonl", build_sinks(config, folder)) if world.is_main else None,
         progress=progress,
