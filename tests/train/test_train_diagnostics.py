@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from test_train_loop import assert_equal_states, final_state, losses, records, signal_at_step
+from test_train_ranks import config_file, launch, wait
 
 from clip_la.bundle import build, resolve_model_config
 from clip_la.config import RunConfig
@@ -153,6 +154,19 @@ def test_data_without_a_usable_pair(make_config: MakeConfig, tmp_path: Path) -> 
     bundle = build(resolve_model_config(config.model), model_name="tiny")
     with pytest.raises(ValueError, match=r"--diagnostics found no usable pair in .*empty.csv"):
         Diagnostics(config, bundle)
+
+
+@pytest.mark.slow
+def test_only_the_main_of_two_ranks_measures_and_nothing_else_changes(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    plain = make_config(name="plain", batch_size=8, epochs=2)
+    watched = make_config(name="watched", batch_size=8, epochs=2, diagnostics=True)
+    for config in (plain, watched):
+        command = ["-m", "clip_la.cli", "train", "--config", config_file(config, tmp_path)]
+        assert wait(launch(command, 2)) == [0, 0]
+    assert losses(watched) == losses(plain)
+    assert [record["samples"] for record in records(watched, "diagnostics")] == [0, 64, 128]
 
 
 def test_dashboards_and_the_report_show_them(make_config: MakeConfig, tmp_path: Path) -> None:
