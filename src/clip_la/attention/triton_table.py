@@ -58,17 +58,17 @@ _PRODUCTS = {
     "queries_kernel": (2, 0),
     "query_gradients_kernel": (4, 0),
     "key_gradients_kernel": (4, 0),
-    "tile_forward_kernel": (0, 3),
-    "tile_backward_kernel": (0, 9),
-    "scan_forward_kernel": (4, 3),
-    "scan_query_gradients_kernel": (4, 3),
-    "scan_key_gradients_kernel": (4, 3),
-    "scan_value_gradients_kernel": (4, 3),
+    "tile_forward_kernel": (0, 2),
+    "tile_backward_kernel": (0, 6),
+    "scan_forward_kernel": (4, 2),
+    "scan_query_gradients_kernel": (4, 2),
+    "scan_key_gradients_kernel": (4, 2),
+    "scan_value_gradients_kernel": (4, 2),
     "exclusive_sums_kernel": (0, 0),
     "denominator_gradients_kernel": (0, 0),
 }
-"""Of bfloat16 inputs, for each token: products of a row with a (D, E) state, and with a (BLOCK, D) tile. A
-product with something computed counts twice, for its high and its low part."""
+"""Of Eq. 7 in bfloat16, for each token: products of a row with a (D, E) state, and with a (BLOCK, D) tile. Those
+with the state or for it count twice, for the high and the low part of what was computed."""
 
 _PREDICTED = (
     ("image, 224 px", 256, 12, 197, False),
@@ -179,7 +179,7 @@ def _print_table(rows: Iterator[Row]) -> list[str]:
         "kind",
         "dtype",
         "D",
-        "tokens x warps x stages",
+        "tile",
         "registers",
         "spilled",
         "shared KiB",
