@@ -67,8 +67,8 @@ _PRODUCTS = {
     "exclusive_sums_kernel": (0, 0),
     "denominator_gradients_kernel": (0, 0),
 }
-"""Of Eq. 7 in bfloat16, for each token: products of a row with a (D, E) state, and with a (BLOCK, D) tile. Those
-with the state or for it count twice, for the high and the low part of what was computed."""
+"""Of Eq. 7 in bfloat16, for each token: products of a row with a (D, E) state, and with a (BLOCK, D) tile.
+Those with the state or for it count twice, for the high and the low part of what was computed."""
 
 _PREDICTED = (
     ("image, 224 px", 256, 12, 197, False),
