@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import logging
 import sys
@@ -26,6 +27,8 @@ _EXIT_CODES = """exit codes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; errors that a person can act on become one line and an exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may be no text
     parser = build_parser()
     args, rest = parser.parse_known_args(argv)
     if rest and args.command not in ("train", "submit"):

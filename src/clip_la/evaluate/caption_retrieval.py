@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from clip_la.bundle import ClipBundle
+from clip_la.data.losses import printable
 from clip_la.evaluate import ranks
 from clip_la.evaluate.captions import load_captioned_images
 from clip_la.evaluate.features import evaluation_mode, progress, refuse_non_finite
@@ -125,7 +126,7 @@ class CaptionRetrieval:
 
     def _report(self, unreadable: Sequence[str]) -> None:
         if unreadable and ranks.rank_and_world_size()[0] == 0:
-            examples = "\n  ".join(unreadable[:_MAX_EXAMPLES])
+            examples = "\n  ".join(printable(example) for example in unreadable[:_MAX_EXAMPLES])
             _logger.warning("%s: %d things could not be used:\n  %s", self.name, len(unreadable), examples)
 
 

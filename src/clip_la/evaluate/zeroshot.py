@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from clip_la.bundle import ClipBundle
+from clip_la.data.losses import printable
 from clip_la.evaluate import ranks
 from clip_la.evaluate.cache import EvaluationCache, hash_of_text
 from clip_la.evaluate.classes import ClassSet, load_classes
@@ -228,7 +229,7 @@ class ZeroShot:
     def _report_unreadable(self, unreadable: list[str]) -> None:
         if not unreadable:
             return
-        examples = "\n  ".join(unreadable[:_MAX_EXAMPLES])
+        examples = "\n  ".join(printable(example) for example in unreadable[:_MAX_EXAMPLES])
         num_images = len(self._numbers) + len(self.source.unusable)
         message = (
             f"{len(unreadable)} of {num_images} images of {self.source.name} could not be read:\n  {examples}"
