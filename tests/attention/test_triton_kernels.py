@@ -91,7 +91,7 @@ def inputs_of(variant: str, B: int, H: int, N: int, D: int, dtype: torch.dtype) 
 @pytest.mark.parametrize("variant", ["eq7-gain", "eq4"])
 @pytest.mark.parametrize("N", [*LENGTHS, *LONG])
 def test_lengths(N: int, variant: str, causal: bool, device: str) -> None:
-    check(inputs_of(variant, 1, 2, N, 32, torch.bfloat16), device, causal=causal, **VARIANTS[variant])
+    check(inputs_of(variant, 1, 1, N, 32, torch.bfloat16), device, causal=causal, **VARIANTS[variant])
 
 
 @CAUSAL
@@ -107,19 +107,19 @@ def test_head_sizes_and_dtypes(D: int, dtype: torch.dtype, causal: bool, device:
 @CAUSAL
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_float32_in_several_tiles(variant: str, causal: bool, device: str) -> None:
-    check(inputs_of(variant, 2, 1, 150, 32, torch.float32), device, causal=causal, **VARIANTS[variant])
+    check(inputs_of(variant, 1, 2, 66, 32, torch.float32), device, causal=causal, **VARIANTS[variant])
 
 
 @CAUSAL
 @pytest.mark.parametrize("variant", ["eq7-gain", "eq4"])
 def test_heads_shared_among_programs(variant: str, causal: bool, device: str, small_groups: None) -> None:
-    check(inputs_of(variant, 1, 2, 230, 32, torch.float32), device, causal=causal, **VARIANTS[variant])
+    check(inputs_of(variant, 1, 2, 200, 32, torch.bfloat16), device, causal=causal, **VARIANTS[variant])
 
 
 @pytest.mark.parametrize("variant", ["eq7-gain", "eq4"])
 def test_cross_attention(variant: str, device: str, small_groups: None) -> None:
     """M keys other than N queries, rows of v of another size; in one program and in several."""
-    q, k, v, *gain = inputs_of(variant, 1, 2, 150, 48, torch.float32)
+    q, k, v, *gain = inputs_of(variant, 1, 1, 150, 48, torch.bfloat16)
     check([q, k[:, :, :70], v[:, :, :70, :33], *gain], device, **VARIANTS[variant])
     check([q, k[:, :, :130], v[:, :, :130, :16], *gain], device, **VARIANTS[variant])
 
@@ -253,8 +253,7 @@ def test_same_bits_every_time(causal: bool, device: str, small_groups: None) -> 
     assert all(torch.equal(x, y) for x, y in zip(*runs, strict=True))
 
 
-@CAUSAL
-@pytest.mark.parametrize("kind", ["eq4", "eq7"])
+@pytest.mark.parametrize(("kind", "causal"), [("eq4", True), ("eq7", False)])
 def test_opcheck(kind: str, causal: bool, device: str) -> None:
     packed = torch.randn(1, 6, 3, 2, 16, device=device)
     gain = torch.tensor([1.5, 2.0], device=device) if kind == "eq7" else None
