@@ -228,13 +228,7 @@ class RunConfig:
     )
 
     def __post_init__(self) -> None:
-        for entry in dataclasses.fields(self):
-            value = getattr(self, entry.name)
-            choices = entry.metadata["choices"]
-            if choices and value is not None and value not in choices:
-                raise ConfigError(
-                    f"{flag_name(entry.name)} is {value!r}; expected one of {', '.join(map(repr, choices))}"
-                )
+        _check_choices(self)
         _check_positive(
             self,
             "batch_size",
@@ -278,6 +272,16 @@ class RunConfig:
                 AttentionSpec.from_config(self.attention)
         except ValueError as error:
             raise ConfigError(str(error)) from error
+
+
+def _check_choices(config: RunConfig) -> None:
+    for entry in dataclasses.fields(config):
+        value = getattr(config, entry.name)
+        choices = entry.metadata["choices"]
+        if choices and value is not None and value not in choices:
+            raise ConfigError(
+                f"{flag_name(entry.name)} is {value!r}; expected one of {', '.join(map(repr, choices))}"
+            )
 
 
 def _check_positive(config: RunConfig, *names: str) -> None:

@@ -72,6 +72,21 @@ def test_every_element_is_written(
 
 
 @needs_compiler
+@pytest.mark.parametrize("causal", [False, True])
+def test_sums_of_bfloat16_keep_more_than_bfloat16(causal: bool) -> None:
+    """The gain's gradient is float32 and made of S and dS: rounding either to bfloat16 would show at 1e-3."""
+    q, k, v = random_qkv(4, 2, 197, 64, torch.bfloat16)
+    gain = torch.tensor([1.0, 8.0])
+    found = output_and_gradients(
+        lambda g: linear_attention(q, k, v, gain=g, causal=causal, backend="native"), [gain]
+    )
+    truth = output_and_gradients(
+        lambda g: eq7_attention(q.double(), k.double(), v.double(), gain=g, causal=causal), [gain.double()]
+    )
+    torch.testing.assert_close(found[1].double(), truth[1], rtol=1e-4, atol=0)
+
+
+@needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_isnt_a_number_stays_in_its_sequence(dtype: torch.dtype) -> None:
     qkv = random_qkv(2, 1, 70, 32, dtype)

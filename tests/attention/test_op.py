@@ -215,6 +215,17 @@ def test_eq4_where_the_denominator_vanishes(dtype: torch.dtype, causal: bool) ->
         assert all(x.isfinite().all() for x in output_and_gradients(attention, [q, k, v]))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_eq4_has_no_gradient_through_a_floored_denominator(causal: bool) -> None:
+    """The two weights are 1/2 + 2^-12 and -1/2: their sum is below the floor, what they weigh isn't small."""
+    q = torch.zeros(1, 1, 2, 16)
+    q[..., 0] = 1.0
+    k = torch.zeros(1, 1, 2, 16)
+    k[0, 0, :, 0] = torch.tensor([-0.5 + 2**-12, -1.5])
+    v = torch.randn(1, 1, 2, 16)
+    check([q, k, v], torch.float32, kind="eq4", normalise_qk=False, causal=causal)
+
+
 def test_gain_of_zero_has_a_gradient() -> None:
     for causal in (False, True):
         inputs = [*random_qkv(1, 2, 130, 16), torch.tensor([0.0, 2.0])]

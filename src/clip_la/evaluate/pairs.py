@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from clip_la.bundle import ClipBundle
 from clip_la.data.decode import Unusable
 from clip_la.data.losses import Loss, LossCounter
-from clip_la.data.reader import Decoder, isolated_random_state
+from clip_la.data.reader import Decoder, isolated
 from clip_la.data.samples import RawSample
 from clip_la.data.source import Source, open_units
 from clip_la.data.spec import DataSpec
@@ -81,12 +81,7 @@ class _Share(IterableDataset[PairBatch]):
     def __iter__(self) -> Iterator[PairBatch]:
         info = get_worker_info()
         batches = self._batches(self._first_reader + (info.id if info else 0))
-        while True:
-            with isolated_random_state():
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch
+        return isolated(batches)
 
     def _batches(self, reader: int) -> Iterator[PairBatch]:
         pairs: list[tuple[int, Tensor, Tensor]] = []
