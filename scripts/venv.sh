@@ -19,7 +19,11 @@ use_venv() {
     stamp=.venv/installed-$extra-$(cksum <pyproject.toml | tr -d ' ')
     if [ ! -e "$stamp" ]; then
         echo "== installing the package and what it needs (a few minutes the first time: PyTorch is large)"
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".${extra:+[$extra]}"
+        if ! .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".${extra:+[$extra]}"; then
+            echo "$0: the installation failed, see above. It takes up to 7 GB with PyTorch's CUDA build; free here:" \
+                "$(df -Ph . | awk 'NR == 2 { print $4 }')" >&2
+            return 1
+        fi
         touch "$stamp"
     fi
     # shellcheck disable=SC1091
