@@ -7,6 +7,7 @@ from typing import Any
 
 import open_clip
 import pytest
+import torch
 from open_clip_train.scheduler import const_lr, const_lr_cooldown, cosine_lr
 
 import clip_la  # noqa: F401 (registers the models)
@@ -56,3 +57,19 @@ def test_timm_optimizers_work() -> None:
     assert optimizer.param_groups[0]["lr"] == 1e-4
     with pytest.raises(ValueError, match="expected adamw or timm/NAME"):
         build_optimizer(model, RunConfig(opt="sgd"))
+
+
+@pytest.mark.parametrize(("precision", "fused"), [("amp_bf16", True), ("fp32", False), ("amp", False)])
+def test_one_pass_over_the_parameters_gives_the_plain_steps(precision: str, fused: bool) -> None:
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(5, 3) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    ours = build_optimizer(models[0], RunConfig(precision=precision, lr=1e-2, wd=0.1))
+    plain = build_optimizer(models[1], RunConfig(precision="fp32", lr=1e-2, wd=0.1))
+    for _ in range(3):
+        gradient = torch.randn(3, 5)
+        for model, optimizer in zip(models, (ours, plain), strict=True):
+            model.weight.grad, model.bias.grad = gradient.clone(), gradient[:, 0].clone()
+            optimizer.step()
+    assert {bool(group["fused"]) for group in ours.param_groups} == {fused}
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), rtol=1e-5, atol=1e-7)
