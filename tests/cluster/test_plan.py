@@ -10,17 +10,18 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from clip_la.bundle import build, resolve_model_config
 from clip_la.checkpoint import write_atomically
-from clip_la.cluster.plan import (
+from clip_la.cluster.plan import checkpoint_bytes, make_plan
+from clip_la.cluster.submit import recipe_warnings
+from clip_la.config import RunConfig
+from clip_la.model_size import (
     Tower,
-    checkpoint_bytes,
     count_parameters,
+    count_tower_parameters,
     forward_flops,
-    make_plan,
     model_shape,
     training_flops,
 )
-from clip_la.cluster.submit import recipe_warnings
-from clip_la.config import RunConfig
+from clip_la.openclip import tower_of
 from clip_la.train.optim import build_optimizer
 
 FULL = RunConfig(model="ViT-B-16-LA", batch_size=1024, train_num_samples=400_000_000, warmup=2000)
@@ -31,6 +32,9 @@ def test_parameters_are_counted_exactly(name: str) -> None:
     config = resolve_model_config(name)
     model = build(config, model_name=name).model
     assert count_parameters(config) == sum(parameter.numel() for parameter in model.parameters())
+    for tower, num_parameters in count_tower_parameters(config).items():
+        counted = sum(p.numel() for name, p in model.named_parameters() if tower_of(name) == tower)
+        assert num_parameters == counted
 
 
 @pytest.mark.parametrize(("name", "gflops"), [("ViT-B-16", 41.09), ("ViT-L-14", 175.33)])

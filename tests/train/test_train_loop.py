@@ -95,6 +95,9 @@ def test_a_run_learns_and_says_what_it_was(kind: str, make_config: MakeConfig) -
     assert start["model"] == f"ViT-tiny-{kind}"
     assert start["attention"]["kind"] == ("eq7" if kind == "gain" else kind)
     assert records(config, "run_end")[-1]["reason"] == "finished"
+    towers = start["tower_parameters"]
+    assert 0 < towers["text"] + towers["image"] == start["num_parameters"] - 1
+    assert records(config, "train")[-1]["peak_memory_bytes"] > 4 * start["num_parameters"]
 
 
 def test_the_sigmoid_loss_trains_and_starts_where_openclip_starts_it(make_config: MakeConfig) -> None:

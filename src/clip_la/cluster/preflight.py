@@ -17,12 +17,7 @@ import open_clip
 import torch
 
 from clip_la.bundle import resolve_model_config
-from clip_la.cluster.plan import (
-    NotEstimatedError,
-    checkpoint_bytes,
-    count_parameters,
-    num_kept_checkpoints,
-)
+from clip_la.cluster.plan import checkpoint_bytes, num_kept_checkpoints
 from clip_la.cluster.restarts import give_up_reason, record_start, saved_samples
 from clip_la.config import ConfigError, RunConfig
 from clip_la.config_sources import add_flags, flags_given, load_run_config, refuse_unknown_flags
@@ -34,6 +29,7 @@ from clip_la.data.spec import DataSpec
 from clip_la.data.storage import PIPE, is_remote, local_path
 from clip_la.data.urls import expand_shards, sample_shards
 from clip_la.exit_codes import EXIT_USAGE
+from clip_la.model_size import NotEstimatedError, count_parameters
 from clip_la.train.evaluators import build_evaluators
 from clip_la.train.specs import train_spec
 

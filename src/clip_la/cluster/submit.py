@@ -6,16 +6,18 @@ Slurm's signals and requeues its own job, and the same files must work without t
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clip_la.cluster.plan import NotEstimatedError, Plan, make_plan
+from clip_la.cluster.plan import Plan, make_plan
 from clip_la.cluster.preflight import GIB, config_from_arguments, problems
 from clip_la.config import ConfigError, RunConfig
 from clip_la.data.source import open_units
+from clip_la.model_size import NotEstimatedError
 from clip_la.train.specs import train_spec
 
 H200_BYTES = 141e9  # NVIDIA's data sheet
@@ -182,3 +184,30 @@ def recipe_warnings(config: RunConfig, plan: Plan) -> list[str]:
     elif plan.gpu_bytes > 0.8 * H200_BYTES:
         found.append(f"about {plan.gpu_bytes / GIB:.0f} GiB is close to an H200's {H200_BYTES / GIB:.0f}")
     return found
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `Job`; those of `clip-la train` that follow are left to `submit`."""
+    add = parser.add_argument
+    add("config", type=Path, metavar="CONFIG", help="YAML file of the run")
+    add("--nodes", type=int, required=True, help="nodes of the job")
+    add("--gpus-per-node", type=int, default=Job.gpus_per_node, help="one task each (default: %(default)s)")
+    add("--time", default=None, help="time limit (default: the sbatch file's)")
+    add(
+        "--sbatch", default="", metavar="OPTIONS", help="other sbatch options, as '--account=x --partition=y'"
+    )
+    add("--script", type=Path, default=Job.script, help="what is submitted (default: %(default)s)")
+    add(
+        "--utilisation",
+        type=float,
+        default=Job.utilisation,
+        help="share of the GPUs' peak in the estimate of hours; OpenCLIP's published LAION-400M runs come to "
+        "0.13 to 0.16 (default: %(default)s)",
+    )
+    add("--dry-run", action="store_true", help="show everything and submit nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; returns its exit code, or sbatch's."""
+    job = Job(**{name: getattr(args, name) for name in Job.__dataclass_fields__})
+    return submit(job, args.rest, dry_run=args.dry_run)

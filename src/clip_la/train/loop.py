@@ -31,7 +31,7 @@ from clip_la.train import resume
 from clip_la.train.contrast import Micro
 from clip_la.train.diagnostics import tower_grad_norms
 from clip_la.train.folder import log_to_file, run_folder
-from clip_la.train.meter import Meter, StepResult
+from clip_la.train.meter import Meter, StepResult, peak_memory_bytes
 from clip_la.train.optim import lr_at
 from clip_la.train.run import Run, build_run
 from clip_la.train.signals import StopRequest
@@ -336,6 +336,7 @@ def _log_step(run: Run, meter: Meter) -> None:
         step=progress.step,
         epoch=run.epoch,
         **figures,
+        peak_memory_bytes=peak_memory_bytes(run.world.device),
         skipped_steps=progress.skipped_steps,
         lost_samples=lost,
     )

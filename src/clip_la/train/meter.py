@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import torch
 
 
 @dataclass(frozen=True)
@@ -68,3 +72,11 @@ class Meter:
         }
         self._restart()
         return figures
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most that this rank has held so far: tensors on a GPU; on a CPU the whole process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

@@ -21,7 +21,7 @@ from clip_la.config import RunConfig
 from clip_la.data.loader import TrainLoader
 from clip_la.distributed import World
 from clip_la.metrics import MetricsLog, build_sinks
-from clip_la.openclip import load_softmax_weights
+from clip_la.openclip import load_softmax_weights, tower_of
 from clip_la.train import resume
 from clip_la.train.contrast import Contrast
 from clip_la.train.diagnostics import Diagnostics
@@ -209,9 +209,17 @@ def _warn_of_weak_gradient(config: RunConfig, world: World) -> None:
         )
 
 
+def _count_tower_parameters(model: nn.Module) -> dict[str, int]:
+    towers = Counter[str]()
+    for name, parameter in model.named_parameters():
+        towers[tower_of(name) or "neither"] += parameter.numel()
+    return {tower: towers[tower] for tower in ("image", "text")}
+
+
 def _announce(run: Run, *, resumed: bool) -> None:
     spec, model = run.bundle.spec, run.bundle.model
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    tower_parameters = _count_tower_parameters(model)
     logger.info("run folder: %s", run.folder)
     logger.info(
         "model %s: attention %s, %s parameters, %s on %s",
@@ -233,6 +241,7 @@ def _announce(run: Run, *, resumed: bool) -> None:
         model=run.bundle.model_name,
         attention=spec.to_config(),
         num_parameters=num_parameters,
+        tower_parameters=tower_parameters,
         versions=resume.versions(),
         resumed=resumed,
         samples_total=run.clock.total_samples,
