@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clip_la.attention import triton_backend
-from clip_la.attention.contract import Options, empty_forward
+from clip_la.attention.contract import Inputs, Options, empty_forward
 from clip_la.attention.dispatch import which
 from clip_la.attention.triton_launch import Launch, aligned, is_aligned, num_groups, recording
 
@@ -87,8 +87,9 @@ def test_heads_are_shared_where_they_are_few_and_long(num_heads: int, num_tokens
 def _launches(N: int, causal: bool) -> list[Launch]:
     options = Options("eq7", causal, None, normalise=True)
     q, k, v = torch.empty(4, N, 3, 8, 64, dtype=torch.bfloat16, device=META).permute(2, 0, 3, 1, 4).unbind(0)
+    inputs = Inputs(q, k, v, None, None, options)
     with recording() as launches:
-        triton_backend.forward(q, k, v, None, None, options, empty_forward(q, k, v, options))
+        triton_backend.forward(inputs, empty_forward(inputs))
     return launches
 
 

@@ -35,11 +35,43 @@ class Options:
     def has_denominator(self) -> bool:
         return self.kind == "eq4"
 
-    def constant(self, num_keys: int) -> float:
+
+class Inputs(NamedTuple):
+    """What attention is computed from.
+
+    Attributes:
+        q: (B, H, N, D).
+        k: (B, H, M, D).
+        v: (B, H, M, E).
+        gain: (H,), or None for 1.
+        num_keys: Eq. 4 with key padding: how many keys each query sees, (B, 1, N, 1); the padded rows of k
+            and v are 0. None without padding, and in backward, which has the denominators instead.
+        options: which equation.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gain: Tensor | None
+    num_keys: Tensor | None
+    options: Options
+
+    @property
+    def scale(self) -> float:
         """The constant factor of all weights."""
-        if self.has_denominator:
+        if self.options.has_denominator:
             return 1.0
-        return self.scale if self.scale is not None else 1.0 / max(num_keys, 1)
+        return self.options.scale if self.options.scale is not None else 1.0 / max(self.k.shape[2], 1)
+
+    def visible_keys(self) -> Tensor:
+        """num_keys, whether or not there is padding: (B, 1, N, 1)."""
+        if self.num_keys is not None:
+            return self.num_keys
+        B, _, N, _ = self.q.shape
+        visible = torch.arange(1, N + 1, device=self.q.device)
+        if not self.options.causal:
+            visible = visible.new_full((N,), self.k.shape[2])
+        return visible.to(accumulator(self.q.dtype))[:, None].expand(B, 1, N, 1)
 
 
 class Forward(NamedTuple):
@@ -79,8 +111,9 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def empty_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Forward:
+def empty_forward(inputs: Inputs) -> Forward:
     """What a forward returns, not filled."""
+    q, v, options = inputs.q, inputs.v, inputs.options
     B, H, N, D = q.shape
     M, E = v.shape[-2:]
     denominators = int(options.has_denominator)
@@ -97,14 +130,3 @@ def empty_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Forward:
         denominator=like.new_empty(B, H, N, denominators),
         exact_out=like.new_empty(B, H, N, E if rounded else 0),
     )
-
-
-def num_visible_keys(q: Tensor, num_keys: int, options: Options) -> Tensor:
-    """How many keys each query sees without padding: (B, 1, N, 1)."""
-    B, _, N, _ = q.shape
-    dtype = accumulator(q.dtype)
-    if options.causal:
-        visible = torch.arange(1, N + 1, dtype=dtype, device=q.device)
-    else:
-        visible = torch.full((N,), num_keys, dtype=dtype, device=q.device)
-    return visible[:, None].expand(B, 1, N, 1)

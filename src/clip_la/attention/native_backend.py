@@ -12,7 +12,7 @@ import mmap
 import torch
 from torch import Tensor
 
-from clip_la.attention.contract import Forward, Gradients, Options, num_visible_keys
+from clip_la.attention.contract import Forward, Gradients, Inputs
 from clip_la.attention.native_library import load_library, why_unavailable
 from clip_la.attention.reference import EQ4_FLOOR, NORM_FLOOR
 
@@ -67,63 +67,38 @@ class _Problem(ctypes.Structure):
     )
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor | None,
-    num_keys: Tensor | None,
-    options: Options,
-    result: Forward,
-) -> None:
-    """Attention of q to k and v into `result`; see `torch_backend.forward`."""
-    tensors = {"q": _rows(q), "k": _rows(k), "v": _rows(v), "out": result.out, **_kept(result)}
-    if options.has_denominator:
-        num_keys = num_visible_keys(q, k.shape[2], options) if num_keys is None else num_keys
-        tensors["num_keys"] = num_keys.expand(-1, q.shape[1], -1, -1)
+def forward(inputs: Inputs, result: Forward) -> None:
+    """Attention of q to k and v into `result`."""
+    tensors = {"out": result.out, **_kept(result)}
+    if inputs.options.has_denominator:
+        tensors["num_keys"] = inputs.visible_keys().expand(-1, inputs.q.shape[1], -1, -1)
     _prefer_huge_pages(result.out)
-    _run("forward", tensors, gain, options, None)
+    _run("forward", inputs, tensors, None)
 
 
-def backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor | None,
-    saved: Forward,
-    options: Options,
-    result: Gradients,
-) -> None:
-    """Gradients into `result`; see `torch_backend.backward`."""
+def backward(dout: Tensor, inputs: Inputs, saved: Forward, result: Gradients) -> None:
+    """Gradients into `result`, from that of the output and from what `forward` computed."""
     gradients = {"dq": result.dq, "dk": result.dk, "dv": result.dv}
     rows = {name: _rows(x) for name, x in gradients.items()}
-    tensors = {
-        "q": _rows(q),
-        "k": _rows(k),
-        "v": _rows(v),
-        "dout": _rows(dout),
-        "exact_out": _rows(saved.out),
-    }
+    tensors = {"dout": _rows(dout), "exact_out": _rows(saved.out)}
     for gradient in gradients.values():
         _prefer_huge_pages(gradient)
-    _run("backward", tensors | _kept(saved) | rows, gain, options, result.dgain)
+    _run("backward", inputs, tensors | _kept(saved) | rows, result.dgain)
     for name, gradient in gradients.items():
         if rows[name] is not gradient:
             gradient.copy_(rows[name])
 
 
-def _run(
-    direction: str, tensors: dict[str, Tensor], gain: Tensor | None, options: Options, dgain: Tensor | None
-) -> None:
+def _run(direction: str, inputs: Inputs, tensors: dict[str, Tensor], dgain: Tensor | None) -> None:
     """Call the C++ function of that name and dtype with the tensors' addresses; sum dgain over the batch."""
-    q, v = tensors["q"], tensors["v"]
+    q, k, v, gain, _, options = inputs
+    tensors = {"q": _rows(q), "k": _rows(k), "v": _rows(v), **tensors}
     B, H, N, D = q.shape
     M, E = v.shape[-2:]
     num_segments = min(-(-_TASKS // max(B * H, 1)), max(1, max(N, M) // _MIN_SEGMENT))
     problem = _Problem(B, H, N, M, D, E, options.causal, options.normalise, options.has_denominator)
     problem.num_threads, problem.num_segments = torch.get_num_threads(), num_segments
-    problem.scale, problem.norm_floor, problem.denominator_floor = options.constant(M), NORM_FLOOR, EQ4_FLOOR
+    problem.scale, problem.norm_floor, problem.denominator_floor = inputs.scale, NORM_FLOOR, EQ4_FLOOR
     pointers: dict[str, Tensor] = {}
     if num_segments > 1:
         pointers |= {name: _new_sums(q, v, num_segments) for name in ("sums", "later_sums")}

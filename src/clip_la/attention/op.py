@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clip_la.attention.contract import Forward, Gradients, Options, empty_forward
+from clip_la.attention.contract import Forward, Gradients, Inputs, Options, empty_forward
 from clip_la.attention.dispatch import implementation, which
 
 KINDS = ("eq4", "eq7")
@@ -128,10 +128,10 @@ def _unpack(qkv: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _implementation(q: Tensor, v: Tensor, backend: str) -> ModuleType:
+def _implementation(inputs: Inputs, backend: str) -> ModuleType:
     """Chosen inside the ops, so that a traced graph doesn't depend on the machine that traced it."""
-    head_size = max(q.shape[-1], v.shape[-1])
-    return implementation(which(q.device, q.dtype, head_size=head_size, backend=backend))
+    head_size = max(inputs.q.shape[-1], inputs.v.shape[-1])
+    return implementation(which(inputs.q.device, inputs.q.dtype, head_size=head_size, backend=backend))
 
 
 _OPTIONS = "str kind, bool causal, float? scale, bool normalise, str backend"
@@ -145,17 +145,16 @@ _OPTIONS = "str kind, bool causal, float? scale, bool normalise, str backend"
 )
 def _forward_op(qkv: Sequence[Tensor], gain: Tensor | None, num_keys: Tensor | None, *args: Any) -> Forward:
     """The fields of `Forward`. *args: those of `Options` and the name of the backend."""
-    q, k, v = _unpack(qkv)
-    options, backend = Options(*args[:-1]), _implementation(q, v, args[-1])
-    result = empty_forward(q, k, v, options)
-    with _no_autocast(q):
-        backend.forward(q, k, v, gain, num_keys, options, result)
+    inputs = Inputs(*_unpack(qkv), gain, num_keys, Options(*args[:-1]))
+    result = empty_forward(inputs)
+    with _no_autocast(inputs.q):
+        _implementation(inputs, args[-1]).forward(inputs, result)
     return result
 
 
 @_forward_op.register_fake
 def _(qkv: Sequence[Tensor], gain: Tensor | None, num_keys: Tensor | None, *args: Any) -> Forward:
-    return empty_forward(*_unpack(qkv), Options(*args[:-1]))
+    return empty_forward(Inputs(*_unpack(qkv), gain, num_keys, Options(*args[:-1])))
 
 
 @torch.library.custom_op(
@@ -169,11 +168,10 @@ def _backward_op(
     """The gradients of qkv, laid out as these, and that of the gain, if there is one."""
     gradients = [torch.empty_like(x) for x in qkv]
     dgain = None if gain is None else torch.empty_like(gain)
-    q, k, v = _unpack(qkv)
-    options, backend = Options(*args[:-1]), _implementation(q, v, args[-1])
+    inputs = Inputs(*_unpack(qkv), gain, None, Options(*args[:-1]))
     result = Gradients(*_unpack(gradients), dgain)
-    with _no_autocast(q):
-        backend.backward(dout, q, k, v, gain, Forward(*saved), options, result)
+    with _no_autocast(inputs.q):
+        _implementation(inputs, args[-1]).backward(dout, inputs, Forward(*saved), result)
     return gradients if dgain is None else [*gradients, dgain]
 
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clip_la.attention.contract import Forward, Gradients, Options, num_visible_keys
+from clip_la.attention.contract import Forward, Gradients, Inputs
 from clip_la.attention.torch_causal import backward_causal, forward_causal
 from clip_la.attention.torch_parts import (
     blocks,
@@ -50,59 +50,34 @@ def why_not(device: torch.device, dtype: torch.dtype, head_size: int) -> str | N
     return None
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor | None,
-    num_keys: Tensor | None,
-    options: Options,
-    result: Forward,
-) -> None:
-    """Attention of q to k and v into `result`.
-
-    Args:
-        gain: (H,), or None for 1.
-        num_keys: Eq. 4 with key padding: how many keys each query sees, (B, 1, N, 1); the padded rows of k
-            and v are 0. None: all M, or, causal, all up to its own position.
-    """
-    if num_keys is None:
-        num_keys = num_visible_keys(q, k.shape[2], options)
-    gain = _per_head(gain, result.state)
+def forward(inputs: Inputs, result: Forward) -> None:
+    """Attention of q to k and v into `result`."""
+    options, gain = inputs.options, _per_head(inputs.gain, result.state)
     run = forward_causal if options.causal else _forward_full
-    for q_, k_, v_, num_keys_, *result_ in groups(q, k, v, num_keys, *result):
-        q_, k_, v_ = operands(options, q_, k_, v_)
-        run(q_, k_, v_, gain, num_keys_, options, Forward(*result_))
+    for q, k, v, num_keys, *part in groups(inputs.q, inputs.k, inputs.v, inputs.visible_keys(), *result):
+        q, k, v = operands(options, q, k, v)
+        run(Inputs(q, k, v, gain, num_keys, options), Forward(*part))
 
 
-def backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor | None,
-    saved: Forward,
-    options: Options,
-    result: Gradients,
-) -> None:
+def backward(dout: Tensor, inputs: Inputs, saved: Forward, result: Gradients) -> None:
     """Gradients into `result`, from that of the output and from what `forward` computed."""
     if saved.exact_out.shape[-1] > 0:
         saved = saved._replace(out=saved.exact_out)
-    gain = _per_head(gain, saved.state)
+    options, gain = inputs.options, _per_head(inputs.gain, saved.state)
     dgain = None if gain is None else torch.zeros_like(gain)
     run = backward_causal if options.causal else _backward_full
-    for dout_, q_, k_, v_, *saved_, dq, dk, dv in groups(dout, q, k, v, *saved, *result[:3]):
-        dout_, q_, k_, v_ = operands(options, dout_, q_, k_, v_)
-        run(dout_, q_, k_, v_, gain, Forward(*saved_), options, Gradients(dq, dk, dv, dgain))
+    for dout_, q, k, v, *kept, dq, dk, dv in groups(dout, *inputs[:3], *saved, *result[:3]):
+        dout_, q, k, v = operands(options, dout_, q, k, v)
+        part = Inputs(q, k, v, gain, None, options)
+        run(dout_, part, Forward(*kept), Gradients(dq, dk, dv, dgain))
     if result.dgain is not None and dgain is not None:
         result.dgain.copy_(dgain.flatten())
 
 
-def _forward_full(
-    q: Tensor, k: Tensor, v: Tensor, gain: Tensor | None, num_keys: Tensor, options: Options, result: Forward
-) -> None:
+def _forward_full(inputs: Inputs, result: Forward) -> None:
     """One pass over the keys for S, z and kappa, one over the queries that read them."""
-    scale = options.constant(k.shape[-2])
+    q, k, v, gain, _, options = inputs
+    scale = inputs.scale
     S, kappa = result.state.zero_(), result.key_sum.zero_()
     z = S.new_zeros(*S.shape[:-2], 1, S.shape[-1])
     for k_rows, v_rows, k_norm in blocks(k, v, result.k_norm):
@@ -115,7 +90,7 @@ def _forward_full(
     z *= scale
     scaled_S = (S * slope(scale, gain)).to(q.dtype)
     for q_rows, num_keys_rows, q_norm, denominator, out, exact_out in blocks(
-        q, num_keys, result.q_norm, result.denominator, result.out, result.exact_out
+        q, inputs.visible_keys(), result.q_norm, result.denominator, result.out, result.exact_out
     ):
         q_unit = unit_rows(q_rows, q_norm, options)
         product = q_unit @ scaled_S
@@ -126,18 +101,10 @@ def _forward_full(
             write_sum(out, product, z)
 
 
-def _backward_full(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor | None,
-    saved: Forward,
-    options: Options,
-    result: Gradients,
-) -> None:
+def _backward_full(dout: Tensor, inputs: Inputs, saved: Forward, result: Gradients) -> None:
     """One pass over the queries for dq, dS, dz and dkappa, one over the keys that read these."""
-    scale = options.constant(k.shape[-2])
+    q, k, v, gain, _, options = inputs
+    scale = inputs.scale
     S, kappa = saved.state, saved.key_sum
     scaled_S = (S * slope(scale, gain)).to(q.dtype)
     dS, dkappa = torch.zeros_like(S), torch.zeros_like(kappa)
@@ -172,7 +139,7 @@ def _backward_full(
 
 
 def _per_head(gain: Tensor | None, like: Tensor) -> Tensor | None:
-    """The gain as (1, H, 1, 1), never 0."""
+    """The gain as this backend's own functions take it: (1, H, 1, 1), never 0."""
     if gain is None:
         return None
     gain = gain.to(like.dtype)[None, :, None, None]

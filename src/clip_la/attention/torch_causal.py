@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clip_la.attention.contract import CHUNK, Forward, Gradients, Options
+from clip_la.attention.contract import CHUNK, Forward, Gradients, Inputs, Options
 from clip_la.attention.torch_parts import (
     blocks,
     slope,
@@ -51,21 +51,14 @@ class _Factors(NamedTuple):
     cos_tile: Tensor
 
 
-def forward_causal(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor | None,
-    num_keys: Tensor,
-    options: Options,
-    result: Forward,
-) -> None:
+def forward_causal(inputs: Inputs, result: Forward) -> None:
     """Fill `result`, from the first block to the last."""
-    factors = _factors(q, gain, options)
+    q, k, v, _, _, options = inputs
+    factors = _factors(inputs)
     earlier: _Sums | None = None
     before: _Sums | None = None
     kept = (result.q_norm, result.k_norm, result.denominator, result.out, result.exact_out)
-    for piece in blocks(q, k, v, num_keys, *kept):
+    for piece in blocks(q, k, v, inputs.visible_keys(), *kept):
         q_rows, k_rows, v_rows, num_keys_rows, q_norm, k_norm, denominator, out, exact_out = piece
         Q = _tiled(unit_rows(q_rows, q_norm, options))
         K, V = _tiled(unit_rows(k_rows, k_norm, options)), _tiled(v_rows)
@@ -83,18 +76,10 @@ def forward_causal(
             out.copy_(numerator)
 
 
-def backward_causal(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor | None,
-    saved: Forward,
-    options: Options,
-    result: Gradients,
-) -> None:
+def backward_causal(dout: Tensor, inputs: Inputs, saved: Forward, result: Gradients) -> None:
     """Fill `result`, from the last block to the first."""
-    factors = _factors(q, gain, options)
+    q, k, v, gain, _, options = inputs
+    factors = _factors(inputs)
     kept = (saved.out, saved.q_norm, saved.k_norm, saved.denominator)
     pieces = list(blocks(dout, q, k, v, *kept, *result[:3]))
     sums_before = _sums_before_blocks(k, v, options)
@@ -157,11 +142,11 @@ def _cosine_sums(A: Tensor, Q: Tensor, earlier: _Sums | None) -> Tensor:
     return sums if earlier is None or earlier.kappa is None else sums + Q @ earlier.kappa
 
 
-def _factors(q: Tensor, gain: Tensor | None, options: Options) -> _Factors:
-    scale = options.constant(q.shape[2])
+def _factors(inputs: Inputs) -> _Factors:
+    scale, gain = inputs.scale, inputs.gain
     a = slope(scale, None if gain is None else gain.unsqueeze(2))
-    n = min(q.shape[2], CHUNK)
-    lower = q.new_ones(n, n).tril_()
+    n = min(inputs.q.shape[2], CHUNK)
+    lower = inputs.q.new_ones(n, n).tril_()
     return _Factors(scale, a, lower * scale, lower * a)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clip_la.attention.contract import Forward, Gradients, Options
+from clip_la.attention.contract import Forward, Gradients, Inputs
 from clip_la.attention.triton_launch import aligned, aligned_outputs
 
 MAX_HEAD_SIZES = {torch.bfloat16: 128, torch.float16: 64, torch.float32: 64}
@@ -47,57 +47,37 @@ def why_not(device: torch.device, dtype: torch.dtype, head_size: int) -> str | N
     return None
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor | None,
-    num_keys: Tensor | None,
-    options: Options,
-    result: Forward,
-) -> None:
-    """As `torch_backend.forward`."""
-    run, _ = _calls(q, v, options)
-    q, k, v = aligned(q), aligned(k), aligned(v)
-    if num_keys is not None:
-        num_keys = num_keys.expand(*q.shape[:3], 1).contiguous()
+def forward(inputs: Inputs, result: Forward) -> None:
+    """Attention of q to k and v into `result`."""
+    run, _ = _calls(inputs)
     with aligned_outputs(result.out, result.exact_out) as (out, exact_out):
-        result = result._replace(out=out, exact_out=exact_out)
-        run(q, k, v, _contiguous(gain), num_keys, options, result)
+        run(_readable(inputs), result._replace(out=out, exact_out=exact_out))
 
 
-def backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor | None,
-    saved: Forward,
-    options: Options,
-    result: Gradients,
-) -> None:
-    """As `torch_backend.backward`."""
-    from clip_la.attention.triton_calls import denominator_gradients
-
-    _, run = _calls(q, v, options)
-    dout, q, k, v = aligned(dout), aligned(q), aligned(k), aligned(v)
+def backward(dout: Tensor, inputs: Inputs, saved: Forward, result: Gradients) -> None:
+    """Gradients into `result`, from that of the output and from what `forward` computed."""
+    _, run = _calls(inputs)
     exact_out = saved.exact_out if saved.exact_out.shape[-1] > 0 else saved.out
-    deltas = denominator_gradients(dout, q, saved._replace(out=aligned(exact_out)), options)
+    saved = saved._replace(out=aligned(exact_out))
     with aligned_outputs(*result[:3]) as (dq, dk, dv):
-        result = Gradients(dq, dk, dv, result.dgain)
-        run(dout, q, k, v, _contiguous(gain), deltas, saved, options, result)
+        run(aligned(dout), _readable(inputs), saved, Gradients(dq, dk, dv, result.dgain))
 
 
-def _calls(q: Tensor, v: Tensor, options: Options) -> tuple[Callable[..., None], Callable[..., None]]:
+def _calls(inputs: Inputs) -> tuple[Callable[..., None], Callable[..., None]]:
     """Forward and backward for such a call. Imported here: elsewhere triton may be absent."""
     from clip_la.attention import triton_calls as calls
 
-    if not options.causal:
+    if not inputs.options.causal:
         return calls.forward_full, calls.backward_full
-    if calls.fits_tile(q, v, options):
+    if calls.fits_tile(inputs):
         return calls.forward_tile, calls.backward_tile
     return calls.forward_scan, calls.backward_scan
 
 
-def _contiguous(gain: Tensor | None) -> Tensor | None:
-    return None if gain is None else gain.contiguous()
+def _readable(inputs: Inputs) -> Inputs:
+    """The same, as kernels can read it."""
+    q, k, v, gain, num_keys, options = inputs
+    if num_keys is not None:
+        num_keys = num_keys.expand(*q.shape[:3], 1).contiguous()
+    gain = None if gain is None else gain.contiguous()
+    return Inputs(aligned(q), aligned(k), aligned(v), gain, num_keys, options)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from clip_la.attention.contract import Forward, Gradients, Options
+from clip_la.attention.contract import Forward, Gradients, Inputs
 from clip_la.attention.triton_causal import tile_backward_kernel, tile_forward_kernel
 from clip_la.attention.triton_full import (
     full_backward_kernel,
@@ -31,192 +33,133 @@ _SCAN_BLOCK = 1024
 """Numbers that a program of `exclusive_sums_kernel` adds up."""
 
 
-def fits_tile(q: Tensor, v: Tensor, options: Options) -> bool:
+def fits_tile(inputs: Inputs) -> bool:
     """Whether a causal call is one tile; others have too many tokens, or would overfill the registers."""
-    in_registers = _is_small(q, v) and q.dtype == torch.bfloat16 and not options.has_denominator
-    return q.shape[2] <= TILE and in_registers
+    in_registers = _is_small(inputs) and inputs.q.dtype == torch.bfloat16
+    return inputs.q.shape[2] <= TILE and in_registers and not inputs.options.has_denominator
 
 
-def denominator_gradients(dout: Tensor, q: Tensor, saved: Forward, options: Options) -> Tensor | None:
-    """Of Eq. 4's denominators, (B, H, N); Eq. 7 has none. saved.out is the output before rounding."""
-    if not options.has_denominator:
-        return None
-    B, H, N, _ = dout.shape
-    deltas, config = _empty(B, H, N, device=dout.device), _full_config(q, dout, options)
-    grid = (B * H, (N + config.BLOCK - 1) // config.BLOCK)
-    inputs = (view(dout), view(saved.out), saved.denominator)
-    launch(denominator_gradients_kernel, grid, *inputs, deltas, H, N, config=config)
-    return deltas
-
-
-def forward_full(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor | None,
-    num_keys: Tensor | None,
-    options: Options,
-    result: Forward,
-) -> None:
+def forward_full(inputs: Inputs, result: Forward) -> None:
     """Fill `result`, not causal."""
-    (B, H, N, _), M, device = q.shape, k.shape[2], q.device
-    scale, config = options.constant(M), _full_config(q, v, options)
+    q, k, v, gain, num_keys, _ = inputs
+    (B, H, N, _), M, config = q.shape, k.shape[2], _full_config(inputs)
     exact_out = result.exact_out if config.KEEP_EXACT else result.out
-    outputs = (view(result.out), view(exact_out))
-    q_norms, k_norms = optional(result.q_norm), optional(result.k_norm)
-    denominators = optional(result.denominator)
-    groups = num_groups(B * H, min(N, M), device)
+    k_norms = optional(result.k_norm)
+    queries = (
+        view(q), num_keys, view(result.out), view(exact_out), optional(result.q_norm),
+        optional(result.denominator),
+    )  # fmt: skip
+    factors = (gain, inputs.scale)
+    groups = num_groups(B * H, min(N, M), q.device)
     if groups == 1:
         launch(
-            full_forward_kernel, (B * H,), view(q), view(k), view(v), gain, num_keys, *outputs, result.state,
-            result.key_sum, q_norms, k_norms, denominators, scale, H, N, M, config=config,
+            full_forward_kernel, (B * H,), *queries, view(k), view(v), k_norms, result.state, result.key_sum,
+            *factors, H, N, M, config=config,
         )  # fmt: skip
         return
     sums = _group_sums(k, v, k_norms, None, None, groups, config).sum(1)
     S, _, kappa = sums.tensor_split((config.D * config.E, (config.D + 1) * config.E), dim=-1)
     result.state.copy_(S.view_as(result.state))
-    if options.has_denominator:
+    if config.EQ4:
         result.key_sum.copy_(kappa.view_as(result.key_sum))
-    launch(
-        queries_kernel, (B * H, groups), view(q), gain, num_keys, *outputs, q_norms, denominators, sums,
-        scale, H, N, M, config.group_size(N, groups), config=config,
+    size = config.group_size(N, groups)
+    launch(queries_kernel, (B * H, groups), *queries, sums, *factors, H, N, M, size, config=config)
+
+
+def backward_full(dout: Tensor, inputs: Inputs, saved: Forward, result: Gradients) -> None:
+    """Fill `result`, not causal."""
+    q, k, v, gain, _, _ = inputs
+    (B, H, N, _), M, config = q.shape, k.shape[2], _full_config(inputs)
+    groups = num_groups(B * H, min(N, M), q.device)
+    dslopes = _empty(B, H, groups, device=q.device)
+    dsums = _empty(B * H, groups, config.NUM_SUMS, device=q.device)
+    queries = (
+        view(dout), view(q), saved.state, saved.key_sum, optional(saved.q_norm), optional(saved.denominator),
+        _denominator_gradients(dout, saved, config), dsums, dslopes, view(result.dq),
     )  # fmt: skip
-
-
-def backward_full(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor | None,
-    deltas: Tensor | None,
-    saved: Forward,
-    options: Options,
-    result: Gradients,
-) -> None:
-    """Fill `result`, not causal; deltas from `denominator_gradients`."""
-    (B, H, N, _), M, device = q.shape, k.shape[2], q.device
-    scale, config = options.constant(M), _full_config(q, v, options)
-    q_norms, k_norms = optional(saved.q_norm), optional(saved.k_norm)
-    denominators = optional(saved.denominator)
-    groups = num_groups(B * H, min(N, M), device)
-    dslopes = _empty(B, H, groups, device=device)
-    dsums = _empty(B * H, groups, config.NUM_SUMS, device=device)
-    dq, dk, dv = view(result.dq), view(result.dk), view(result.dv)
+    keys = (view(k), view(v), optional(saved.k_norm), view(result.dk), view(result.dv))
+    factors = (gain, inputs.scale)
     if groups == 1:
-        launch(
-            full_backward_kernel, (B * H,), view(dout), view(q), view(k), view(v), gain, saved.state,
-            saved.key_sum, q_norms, k_norms, denominators, deltas, dsums, dslopes, dq, dk, dv,
-            scale, H, N, M, config=config,
-        )  # fmt: skip
+        launch(full_backward_kernel, (B * H,), *queries, *keys, *factors, H, N, M, config=config)
     else:
-        launch(
-            query_gradients_kernel, (B * H, groups), view(dout), view(q), gain, saved.state,
-            saved.key_sum, q_norms, denominators, deltas, dsums, dslopes, dq,
-            scale, H, N, config.group_size(N, groups), config=config,
-        )  # fmt: skip
-        launch(
-            key_gradients_kernel, (B * H, groups), view(k), view(v), gain, k_norms, dsums.sum(1), dk, dv,
-            scale, H, M, config.group_size(M, groups), config=config,
-        )  # fmt: skip
-    _write_gain_gradient(result, dslopes, scale)
+        grid, sizes = (B * H, groups), (config.group_size(N, groups), config.group_size(M, groups))
+        launch(query_gradients_kernel, grid, *queries, *factors, H, N, sizes[0], config=config)
+        launch(key_gradients_kernel, grid, *keys, dsums.sum(1), *factors, H, M, sizes[1], config=config)
+    _write_gain_gradient(result, dslopes, inputs.scale)
 
 
-def forward_tile(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor | None,
-    num_keys: Tensor | None,
-    options: Options,
-    result: Forward,
-) -> None:
-    """Fill `result`, causal, where `fits_tile`; num_keys is Eq. 4's."""
+def forward_tile(inputs: Inputs, result: Forward) -> None:
+    """Fill `result`, causal, where `fits_tile`."""
+    q, k, v, gain, _, _ = inputs
     B, H, N, _ = q.shape
     launch(
-        tile_forward_kernel, (B * H,), view(q), view(k), view(v), gain, view(result.out),
-        result.q_norm, result.k_norm, options.constant(N), H, N, config=_tile_config(q, v, options),
+        tile_forward_kernel, (B * H,), view(q), view(k), view(v), result.q_norm, result.k_norm,
+        view(result.out), gain, inputs.scale, H, N, config=_tile_config(inputs),
     )  # fmt: skip
 
 
-def backward_tile(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor | None,
-    deltas: Tensor | None,
-    saved: Forward,
-    options: Options,
-    result: Gradients,
-) -> None:
-    """Fill `result`, causal, where `fits_tile`; deltas are Eq. 4's."""
+def backward_tile(dout: Tensor, inputs: Inputs, saved: Forward, result: Gradients) -> None:
+    """Fill `result`, causal, where `fits_tile`."""
+    q, k, v, gain, _, _ = inputs
     B, H, N, _ = q.shape
-    scale = options.constant(N)
     dslopes = _empty(B, H, 1, device=q.device)
     launch(
-        tile_backward_kernel, (B * H,), view(dout), view(q), view(k), view(v), gain, saved.q_norm,
-        saved.k_norm, dslopes, view(result.dq), view(result.dk), view(result.dv), scale, H, N,
-        config=_tile_config(q, v, options),
+        tile_backward_kernel, (B * H,), view(dout), view(q), view(k), view(v), saved.q_norm, saved.k_norm,
+        dslopes, view(result.dq), view(result.dk), view(result.dv), gain, inputs.scale, H, N,
+        config=_tile_config(inputs),
     )  # fmt: skip
-    _write_gain_gradient(result, dslopes, scale)
+    _write_gain_gradient(result, dslopes, inputs.scale)
 
 
-def forward_scan(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor | None,
-    num_keys: Tensor | None,
-    options: Options,
-    result: Forward,
-) -> None:
+def forward_scan(inputs: Inputs, result: Forward) -> None:
     """Fill `result`, causal."""
-    B, H, N, _ = q.shape
-    config, groups = _scan_config(q, v, options), num_groups(B * H, N, q.device)
+    q, k, v, gain, num_keys, _ = inputs
+    (B, H, N, _), config = q.shape, _scan_config(inputs)
+    groups = num_groups(B * H, N, q.device)
     exact_out = result.exact_out if config.KEEP_EXACT else result.out
-    earlier = _sums_beside(k, v, None, None, groups, config)
     launch(
-        scan_forward_kernel, (B * H, groups), view(q), view(k), view(v), gain, num_keys, view(result.out),
+        scan_forward_kernel, (B * H, groups), view(q), view(k), view(v), num_keys, view(result.out),
         view(exact_out), optional(result.q_norm), optional(result.k_norm), optional(result.denominator),
-        earlier, options.constant(N), H, N, config.group_size(N, groups), config=config,
+        _sums_beside(k, v, None, None, groups, config), gain, inputs.scale, H, N,
+        config.group_size(N, groups), config=config,
     )  # fmt: skip
 
 
-def backward_scan(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gain: Tensor | None,
-    deltas: Tensor | None,
-    saved: Forward,
-    options: Options,
-    result: Gradients,
-) -> None:
-    """Fill `result`, causal; deltas from `denominator_gradients`."""
-    B, H, N, _ = q.shape
-    scale, denominators = options.constant(N), optional(saved.denominator)
-    config, groups = _scan_config(q, v, options), num_groups(B * H, N, q.device)
-    size = config.group_size(N, groups)
+def backward_scan(dout: Tensor, inputs: Inputs, saved: Forward, result: Gradients) -> None:
+    """Fill `result`, causal."""
+    q, k, v, gain, _, _ = inputs
+    (B, H, N, _), config = q.shape, _scan_config(inputs)
+    groups = num_groups(B * H, N, q.device)
     dslopes = _empty(B, H, groups, device=q.device)
+    denominators, deltas = optional(saved.denominator), _denominator_gradients(dout, saved, config)
     norms = (optional(saved.q_norm), optional(saved.k_norm))
-    inputs = (view(dout), view(q), view(k), view(v), gain, *norms, denominators, deltas)
+    tensors = (view(dout), view(q), view(k), view(v), *norms, denominators, deltas)
+    sizes = (gain, inputs.scale, H, N, config.group_size(N, groups))
+    grid = (B * H, groups)
     earlier = _sums_beside(k, v, None, None, groups, config)
     launch(
-        scan_query_gradients_kernel, (B * H, groups), *inputs, earlier, dslopes, view(result.dq),
-        scale, H, N, size, config=config,
-    )  # fmt: skip
+        scan_query_gradients_kernel, grid, *tensors, earlier, dslopes, view(result.dq), *sizes, config=config
+    )
     later = _sums_beside(q, dout, denominators, deltas, groups, config, reverse=True)
+    launch(scan_key_gradients_kernel, grid, *tensors, later, view(result.dk), *sizes, config=config)
     launch(
-        scan_key_gradients_kernel, (B * H, groups), *inputs, later, view(result.dk),
-        scale, H, N, size, config=config,
+        scan_value_gradients_kernel, grid, view(dout), view(q), view(k), *norms, denominators, later,
+        view(result.dv), *sizes, config=config,
     )  # fmt: skip
+    _write_gain_gradient(result, dslopes, inputs.scale)
+
+
+def _denominator_gradients(dout: Tensor, saved: Forward, config: Config) -> Tensor | None:
+    """Of Eq. 4's denominators, (B, H, N); Eq. 7 has none. saved.out is the output before rounding."""
+    if not config.EQ4:
+        return None
+    B, H, N, _ = dout.shape
+    deltas = _empty(B, H, N, device=dout.device)
     launch(
-        scan_value_gradients_kernel, (B * H, groups), view(dout), view(q), view(k), gain, *norms,
-        denominators, later, view(result.dv), scale, H, N, size, config=config,
+        denominator_gradients_kernel, (B * H, math.ceil(N / config.BLOCK)), view(dout), view(saved.out),
+        saved.denominator, deltas, H, N, config=config,
     )  # fmt: skip
-    _write_gain_gradient(result, dslopes, scale)
+    return deltas
 
 
 def _group_sums(
@@ -267,26 +210,28 @@ def _empty(*shape: int, device: torch.device) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=device)
 
 
-def _full_config(q: Tensor, v: Tensor, options: Options) -> Config:
+def _full_config(inputs: Inputs) -> Config:
     """Tiles of 64 tokens, as Hopper's own matrix instruction takes 64 rows, where the registers allow it."""
-    if q.dtype != torch.bfloat16:
-        return config_of(q, v, options, block=16, num_warps=4, num_stages=1)
-    small, eq4 = _is_small(q, v), options.has_denominator
+    if inputs.q.dtype != torch.bfloat16:
+        return config_of(inputs, block=16, num_warps=4, num_stages=1)
+    small, eq4 = _is_small(inputs), inputs.options.has_denominator
     if small or not eq4:
-        return config_of(q, v, options, block=64, num_warps=4 if small and not eq4 else 8, num_stages=2)
-    return config_of(q, v, options, block=32, num_warps=8, num_stages=1)
+        return config_of(inputs, block=64, num_warps=4 if small and not eq4 else 8, num_stages=2)
+    return config_of(inputs, block=32, num_warps=8, num_stages=1)
 
 
-def _tile_config(q: Tensor, v: Tensor, options: Options) -> Config:
-    return config_of(q, v, options, block=TILE, num_warps=8, num_stages=1)
+def _tile_config(inputs: Inputs) -> Config:
+    return config_of(inputs, block=TILE, num_warps=8, num_stages=1)
 
 
-def _scan_config(q: Tensor, v: Tensor, options: Options) -> Config:
+def _scan_config(inputs: Inputs) -> Config:
     """As `_full_config`; the state of a large head leaves the least room."""
-    small = _is_small(q, v)
-    block = 16 if q.dtype != torch.bfloat16 or not small else 32 if options.has_denominator else 64
-    return config_of(q, v, options, block=block, num_warps=4 if small else 8, num_stages=1)
+    small = _is_small(inputs)
+    block = (
+        16 if inputs.q.dtype != torch.bfloat16 or not small else 32 if inputs.options.has_denominator else 64
+    )
+    return config_of(inputs, block=block, num_warps=4 if small else 8, num_stages=1)
 
 
-def _is_small(q: Tensor, v: Tensor) -> bool:
-    return padded(max(q.shape[-1], v.shape[-1])) <= 64
+def _is_small(inputs: Inputs) -> bool:
+    return padded(max(inputs.q.shape[-1], inputs.v.shape[-1])) <= 64

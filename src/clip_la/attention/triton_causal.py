@@ -104,7 +104,7 @@ def whole(BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["H", "N"])
-def tile_forward_kernel(q, k, v, gain, out, q_norms, k_norms, scale, H, N, CONFIG: tl.constexpr):
+def tile_forward_kernel(q, k, v, q_norms, k_norms, out, gain, scale, H, N, CONFIG: tl.constexpr):
     """Eq. 7, one program a head, all of its tokens at once."""
     head = this_head()
     first, inside = head * N, tile(0, N, CONFIG.BLOCK)
@@ -176,7 +176,7 @@ def write_tile_dv(dout, q, k, q_norms, k_norms, dv, scale, slope, first, inside,
 
 @triton.jit(do_not_specialize=["H", "N"])
 def tile_backward_kernel(
-    dout, q, k, v, gain, q_norms, k_norms, dslopes, dq, dk, dv, scale, H, N, CONFIG: tl.constexpr
+    dout, q, k, v, q_norms, k_norms, dslopes, dq, dk, dv, gain, scale, H, N, CONFIG: tl.constexpr
 ):
     """Eq. 7, one program a head, all of its tokens at once: dq, then dk, then dv.
 

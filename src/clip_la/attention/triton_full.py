@@ -116,7 +116,7 @@ def key_gradients(
 
 @triton.jit(do_not_specialize=["H", "N", "M"])
 def full_forward_kernel(
-    q, k, v, gain, num_keys, out, exact_out, state, key_sum, q_norms, k_norms, denominators, scale, H, N, M,
+    q, num_keys, out, exact_out, q_norms, denominators, k, v, k_norms, state, key_sum, gain, scale, H, N, M,
     CONFIG: tl.constexpr,
 ):  # fmt: skip
     """One program a head: the sums over its keys, then its queries."""
@@ -135,7 +135,7 @@ def full_forward_kernel(
 
 @triton.jit(do_not_specialize=["H", "N", "M", "group"])
 def queries_kernel(
-    q, gain, num_keys, out, exact_out, q_norms, denominators, sums, scale, H, N, M, group,
+    q, num_keys, out, exact_out, q_norms, denominators, sums, gain, scale, H, N, M, group,
     CONFIG: tl.constexpr,
 ):  # fmt: skip
     """The queries of each group, from the sums over all keys."""
@@ -150,8 +150,8 @@ def queries_kernel(
 
 @triton.jit(do_not_specialize=["H", "N", "M"])
 def full_backward_kernel(
-    dout, q, k, v, gain, state, key_sum, q_norms, k_norms, denominators, deltas, dsums, dslopes, dq, dk, dv,
-    scale, H, N, M, CONFIG: tl.constexpr,
+    dout, q, state, key_sum, q_norms, denominators, deltas, dsums, dslopes, dq, k, v, k_norms, dk, dv,
+    gain, scale, H, N, M, CONFIG: tl.constexpr,
 ):  # fmt: skip
     """One program a head: its queries' gradients and the sums that these make, then its keys' and values'.
 
@@ -178,7 +178,7 @@ def full_backward_kernel(
 
 @triton.jit(do_not_specialize=["H", "N", "group"])
 def query_gradients_kernel(
-    dout, q, gain, state, key_sum, q_norms, denominators, deltas, dsums, dslopes, dq, scale, H, N, group,
+    dout, q, state, key_sum, q_norms, denominators, deltas, dsums, dslopes, dq, gain, scale, H, N, group,
     CONFIG: tl.constexpr,
 ):  # fmt: skip
     """dq of each group of queries, and the group's part of dS, dz, dkappa and the gain's gradient."""
@@ -196,7 +196,7 @@ def query_gradients_kernel(
 
 
 @triton.jit(do_not_specialize=["H", "M", "group"])
-def key_gradients_kernel(k, v, gain, k_norms, dsums, dk, dv, scale, H, M, group, CONFIG: tl.constexpr):
+def key_gradients_kernel(k, v, k_norms, dk, dv, dsums, gain, scale, H, M, group, CONFIG: tl.constexpr):
     """dk and dv of each group of keys, from the sums over all queries."""
     head, index = this_head(), tl.program_id(1)
     dS, dz, dkappa = load_sums(dsums, head, CONFIG)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clip_la.attention.contract import Options
+from clip_la.attention.contract import Inputs
 
 View = tuple[Tensor, int, int, int]
 """A tensor (B, H, N, D) as kernels take it: with its strides of B, H and N."""
@@ -97,11 +97,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, config: Config) 
     kernel[grid](*arguments, config, num_warps=config.num_warps, num_stages=config.num_stages)
 
 
-def config_of(
-    q: Tensor, v: Tensor, options: Options, *, block: int, num_warps: int, num_stages: int
-) -> Config:
+def config_of(inputs: Inputs, *, block: int, num_warps: int, num_stages: int) -> Config:
     """The config for inputs like these."""
-    D, E = q.shape[-1], v.shape[-1]
+    D, E, options = inputs.q.shape[-1], inputs.v.shape[-1], inputs.options
     return Config(
         D=D,
         E=E,
@@ -110,7 +108,7 @@ def config_of(
         BLOCK=block,
         NORMALISE=options.normalise,
         EQ4=options.has_denominator,
-        KEEP_EXACT=options.has_denominator and v.dtype != torch.float32,
+        KEEP_EXACT=options.has_denominator and inputs.v.dtype != torch.float32,
         num_warps=num_warps,
         num_stages=num_stages,
     )

@@ -73,7 +73,7 @@ def exclusive_sums_kernel(sums, num_groups, REVERSE: tl.constexpr, BLOCK: tl.con
 
 @triton.jit(do_not_specialize=["H", "N", "group"])
 def scan_forward_kernel(
-    q, k, v, gain, num_keys, out, exact_out, q_norms, k_norms, denominators, earlier, scale, H, N, group,
+    q, k, v, num_keys, out, exact_out, q_norms, k_norms, denominators, earlier, gain, scale, H, N, group,
     CONFIG: tl.constexpr,
 ):  # fmt: skip
     """The chunks of a group from the first to the last, after those that `earlier` holds the sums of."""
@@ -108,7 +108,7 @@ def scan_forward_kernel(
 
 @triton.jit(do_not_specialize=["H", "N", "group"])
 def scan_query_gradients_kernel(
-    dout, q, k, v, gain, q_norms, k_norms, denominators, deltas, earlier, dslopes, dq, scale, H, N, group,
+    dout, q, k, v, q_norms, k_norms, denominators, deltas, earlier, dslopes, dq, gain, scale, H, N, group,
     CONFIG: tl.constexpr,
 ):  # fmt: skip
     """dq of the chunks of a group from the first to the last; S is summed transposed, as it is used."""
@@ -159,7 +159,7 @@ def chunk_from_end(chunks_after, index, group, N, CONFIG: tl.constexpr):
 
 @triton.jit(do_not_specialize=["H", "N", "group"])
 def scan_key_gradients_kernel(
-    dout, q, k, v, gain, q_norms, k_norms, denominators, deltas, later, dk, scale, H, N, group,
+    dout, q, k, v, q_norms, k_norms, denominators, deltas, later, dk, gain, scale, H, N, group,
     CONFIG: tl.constexpr,
 ):  # fmt: skip
     """dk of the chunks of a group from the last to the first; dS is summed transposed, as it is used."""
@@ -200,7 +200,7 @@ def scan_key_gradients_kernel(
 
 @triton.jit(do_not_specialize=["H", "N", "group"])
 def scan_value_gradients_kernel(
-    dout, q, k, gain, q_norms, k_norms, denominators, later, dv, scale, H, N, group, CONFIG: tl.constexpr
+    dout, q, k, q_norms, k_norms, denominators, later, dv, gain, scale, H, N, group, CONFIG: tl.constexpr
 ):
     """dv of the chunks of a group from the last to the first."""
     head, index = this_head(), tl.program_id(1)

@@ -20,7 +20,7 @@ import triton
 from torch import Tensor
 
 from clip_la.attention import triton_backend
-from clip_la.attention.contract import Gradients, Options, empty_forward
+from clip_la.attention.contract import Gradients, Inputs, Options, empty_forward
 from clip_la.attention.triton_compile import Compiled, compile_for_hopper
 from clip_la.attention.triton_launch import Launch, recording
 
@@ -110,14 +110,14 @@ def record(
     B: int, H: int, N: int, D: int, dtype: torch.dtype, options: Options, *, gain: bool = True
 ) -> tuple[list[Launch], list[Launch]]:
     """The launches of a forward and of a backward pass over a packed projection."""
-    q, k, v = _packed(B, H, N, D, dtype)
     gains = torch.empty(H, device="meta") if gain and options.kind == "eq7" else None
+    inputs = Inputs(*_packed(B, H, N, D, dtype), gains, None, options)
+    result = empty_forward(inputs)
     with recording() as forward:
-        result = empty_forward(q, k, v, options)
-        triton_backend.forward(q, k, v, gains, None, options, result)
+        triton_backend.forward(inputs, result)
     gradients = Gradients(*_packed(B, H, N, D, dtype), gains)
     with recording() as backward:
-        triton_backend.backward(torch.empty_like(result.out), q, k, v, gains, result, options, gradients)
+        triton_backend.backward(torch.empty_like(result.out), inputs, result, gradients)
     return forward, backward
 
 
