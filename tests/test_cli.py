@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from clip_la.cli import EXIT_FAILED, EXIT_USAGE, build_parser, main
+from clip_la.cli import build_parser, main
+from clip_la.exit_codes import EXIT_FAILED, EXIT_USAGE
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (40, 60, 220)}
 

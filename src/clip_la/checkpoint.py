@@ -20,13 +20,14 @@ from torch import Tensor
 from clip_la.bundle import ClipBundle, build, load_weights
 from clip_la.checkpoint_files import list_checkpoints as list_checkpoints
 from clip_la.checkpoint_files import samples_of as samples_of
+from clip_la.errors import ExpectedError
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(ExpectedError):
     """A checkpoint that can't be read or written; the message names the file."""
 
 

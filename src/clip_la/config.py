@@ -12,7 +12,9 @@ from typing import Any
 
 from clip_la.attention.spec import AttentionSpec
 from clip_la.data.spec import Limits
+from clip_la.errors import ExpectedError
 from clip_la.evaluate.spec import read_specs
+from clip_la.exit_codes import EXIT_USAGE
 
 UNSUPPORTED_FLAGS = {
     "horovod": "this trainer uses torch.distributed only",
@@ -43,8 +45,10 @@ UNSUPPORTED_FLAGS = {
 }
 
 
-class ConfigError(ValueError):
+class ConfigError(ExpectedError, ValueError):
     """A config file or flag that can't be used; the message says what to change."""
+
+    exit_code = EXIT_USAGE
 
 
 def _flag(default: Any, help: str, group: str, choices: Sequence[str] | None = None) -> Any:

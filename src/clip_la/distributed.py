@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from clip_la.errors import ExpectedError
+
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 SLURM_SIZES = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
 
 
-class LaunchError(RuntimeError):
+class LaunchError(ExpectedError):
     """The environment describes a launch that can't work; the message says what is missing."""
 
 

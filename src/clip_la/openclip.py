@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from clip_la.attention.module import LinearAttention
 from clip_la.attention.spec import AttentionSpec
+from clip_la.errors import ExpectedError
 
 _MODEL_CONFIG_DIR = Path(__file__).parent / "model_configs"
 _TAG_PREFIX = "attention_"
@@ -32,7 +33,7 @@ PLUGIN_NEEDED = "requires_import_clip_la"
 """Comes first in the config of an exported model: stock OpenCLIP refuses an unknown key by its name."""
 
 
-class WeightsError(RuntimeError):
+class WeightsError(ExpectedError):
     """Weights that don't belong in the model; the message names what each side is."""
 
 
@@ -117,6 +118,7 @@ def install_attention(model: CLIP | CustomTextCLIP, spec: AttentionSpec) -> None
     model.attention_spec = spec
     for tower, transformer, causal in _native_transformers(model, spec):
         transformer.attention_spec = spec
+        grid = model.visual.grid_size if tower == "image" and spec.value_mixing != "none" else None
         transformer.register_load_state_dict_pre_hook(_refuse_other_attention)
         if spec.kind == "softmax":
             continue
@@ -128,7 +130,7 @@ def install_attention(model: CLIP | CustomTextCLIP, spec: AttentionSpec) -> None
                     f"attention {spec} needs OpenCLIP's default blocks; the {tower} tower has "
                     f"{type(block).__name__} (a block_type, qk_norm or scale_* entry in its config)"
                 )
-            block.attn = LinearAttention.from_softmax(block.attn, spec, causal=causal)
+            block.attn = LinearAttention.from_softmax(block.attn, spec, causal=causal, grid=grid)
         transformer.register_buffer(_tag_name(spec), _encode_spec(spec))
 
 
@@ -257,7 +259,7 @@ def load_softmax_weights(model: CLIP | CustomTextCLIP, path: str | Path) -> None
     own = [
         key
         for key in keys.missing_keys
-        if key.rpartition(".")[2] not in (_tag_name(model.attention_spec), "gain")
+        if key.rpartition(".")[2] not in (_tag_name(model.attention_spec), "gain", "value_mixing")
     ]
     if own or keys.unexpected_keys:
         raise WeightsError(f"{path} doesn't fit the model: missing {own}, unexpected {keys.unexpected_keys}")

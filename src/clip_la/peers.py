@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from clip_la.distributed import World, leave_world
+from clip_la.errors import ExpectedError
 from clip_la.exit_codes import EXIT_PEER_FAILED
 
 if TYPE_CHECKING:
@@ -33,8 +34,10 @@ SAVE_SECONDS = 60.0
 _REASON, _READ = "clip_la/reason", "clip_la/read"
 
 
-class PeerError(RuntimeError):
+class PeerError(ExpectedError):
     """Another rank failed or is gone; the message says which, and why where that is known."""
+
+    exit_code = EXIT_PEER_FAILED
 
 
 @contextmanager

@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 
 from clip_la.bundle import build, resolve_model_config
-from clip_la.cli import EXIT_FAILED, EXIT_USAGE, main
+from clip_la.cli import main
 from clip_la.evaluate import benchmark
+from clip_la.exit_codes import EXIT_FAILED, EXIT_USAGE
 from clip_la.export.hub import write_hub_folder
 from tiny_run import COLOURS, GAIN, write_model_config, write_tar
 

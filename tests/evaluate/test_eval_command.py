@@ -14,8 +14,9 @@ from toy_clip import ToyClip, toy_bundle
 from toy_shards import shards_of_tree
 from toy_tree import make_tree
 
-from clip_la.cli import EXIT_FAILED, EXIT_USAGE, main
-from clip_la.evaluate.command import EvalOptions, add_arguments, format_evaluation, run_evaluation
+from clip_la.cli import main
+from clip_la.evaluate.command import EvalOptions, add_data_arguments, format_evaluation, run_evaluation
+from clip_la.exit_codes import EXIT_FAILED, EXIT_USAGE
 
 COUNTS = {"kite": 4, "zebra": 6, "hat": 5}
 
@@ -28,7 +29,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def parse(*flags: str | Path) -> EvalOptions:
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_data_arguments(parser)
     return EvalOptions.from_args(parser.parse_args(list(map(str, flags))))
 
 

@@ -22,7 +22,7 @@ from torchvision.datasets import ImageFolder
 from clip_la.bundle import ClipBundle, build, resolve_model_config
 from clip_la.evaluate.wordnet import imagenet_1k
 from clip_la.evaluate.zeroshot import ZeroShot
-from clip_la.inference.model import ModelChoice, load_model
+from clip_la.model_choice import ModelChoice, load_model
 
 COLOURS = {
     "red": (220, 40, 30),

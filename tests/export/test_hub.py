@@ -17,9 +17,10 @@ import torch
 from safetensors import SafetensorError
 
 from clip_la.checkpoint import load_bundle
-from clip_la.cli import EXIT_FAILED, EXIT_USAGE, main
+from clip_la.cli import main
+from clip_la.exit_codes import EXIT_FAILED, EXIT_USAGE
 from clip_la.export import hub
-from clip_la.inference.model import ModelChoice, load_model
+from clip_la.model_choice import ModelChoice, load_model
 from tiny_run import SAMPLES, write_model_config
 
 FILES = {"open_clip_config.json", "open_clip_model.safetensors", "README.md"}

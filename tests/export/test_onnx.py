@@ -13,7 +13,8 @@ import torch
 
 from clip_la.bundle import ClipBundle, build, resolve_model_config
 from clip_la.checkpoint import load_bundle
-from clip_la.cli import EXIT_FAILED, main
+from clip_la.cli import main
+from clip_la.exit_codes import EXIT_FAILED
 from clip_la.export import onnx
 from tiny_run import write_model_config
 

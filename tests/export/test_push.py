@@ -15,7 +15,8 @@ import torch
 from hub_server import TOKEN, Hub, running_hub
 
 from clip_la.checkpoint import load_bundle
-from clip_la.cli import EXIT_FAILED, main
+from clip_la.cli import main
+from clip_la.exit_codes import EXIT_FAILED
 
 STOCK_LOAD = "import open_clip; open_clip.create_model_and_transforms('hf-hub:me/tiny')"
 

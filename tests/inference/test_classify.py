@@ -14,11 +14,12 @@ from PIL import Image
 
 from clip_la.bundle import ClipBundle
 from clip_la.checkpoint import load_bundle
-from clip_la.cli import EXIT_FAILED, EXIT_USAGE, main
+from clip_la.cli import main
 from clip_la.evaluate.features import encode_class_names
 from clip_la.evaluate.templates import load_templates
+from clip_la.exit_codes import EXIT_FAILED, EXIT_USAGE
 from clip_la.inference.classify import ClassifyOptions, classify, read_labels
-from clip_la.inference.model import probabilities
+from clip_la.model_choice import probabilities
 from tiny_run import COLOURS, picture
 
 

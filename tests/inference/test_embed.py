@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 
 from clip_la.checkpoint import load_bundle
-from clip_la.cli import EXIT_FAILED, EXIT_USAGE, main
+from clip_la.cli import main
+from clip_la.exit_codes import EXIT_FAILED, EXIT_USAGE
 from clip_la.inference import parts as parts_module
 from tiny_run import COLOURS, colour_shard, picture, write_tar
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from clip_la import checkpoint
-from clip_la.cli import EXIT_FAILED, EXIT_USAGE
 from clip_la.config import RunConfig
 from clip_la.config_sources import write_yaml
+from clip_la.exit_codes import EXIT_FAILED, EXIT_USAGE
 from clip_la.peers import EXIT_PEER_FAILED
 from clip_la.train.folder import run_folder
 from clip_la.train.loop import EXIT_STOPPED

@@ -27,7 +27,7 @@ _TOKENS = 4096  # a batch has about so many, so that short sequences fill the ma
 _IMAGES = {224: 8, 448: 2, 896: 1, 1792: 1}
 
 
-def add_bench_flags(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of the command."""
     parser.add_argument(
         "--out", type=Path, default=Path("bench"), help="folder for the files (default: bench)"
@@ -57,6 +57,13 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seconds", type=float, help="of repeats a line (default: 5, with --quick 1)")
     parser.add_argument("--device", help="(default: cuda if there is one)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; returns its exit code."""
+    for path in run_bench(args):
+        print(f"wrote {path}")
+    return 0
 
 
 def run_bench(args: argparse.Namespace) -> list[Path]:

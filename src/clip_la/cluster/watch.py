@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import time
@@ -9,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clip_la.checkpoint import CheckpointError
+from clip_la.checkpoint import CheckpointError, load_bundle
 from clip_la.checkpoint_files import list_checkpoints, samples_of
-from clip_la.distributed import World
+from clip_la.distributed import World, init_world
+from clip_la.evaluate.command import EvalOptions, add_data_arguments, format_evaluation, run_evaluation
+from clip_la.peers import shared_fate
 from clip_la.report.watched import EVALS_FILE, read_evals
 
 logger = logging.getLogger(__name__)
@@ -98,3 +101,46 @@ def _evaluate_one(run_folder: Path, name: str, path: Path, evaluate: Evaluate, w
         # The line break comes first too: what a kill has left of a line before it stays a line of its own.
         with (run_folder / EVALS_FILE).open("a", encoding="utf-8") as file:
             file.write("\n" + json.dumps({**line, "checkpoint": path.name, "time": time.time()}) + "\n")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of the command: those of `watch`, and what to evaluate."""
+    add = parser.add_argument
+    add("run_folder", type=Path, metavar="RUN", help="the run's folder; results go to its evals.jsonl")
+    add("--poll-seconds", type=float, default=60, help="between looks for files (default: %(default)s)")
+    add(
+        "--patience-hours",
+        type=float,
+        default=24,
+        help="end after so long without a line from the trainer (default: %(default)s)",
+    )
+    add("--precision", default=None, help="default: the one it was trained in")
+    add("--device", default="auto", help="auto, cuda or cpu (default: %(default)s)")
+    add_data_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; returns its exit code."""
+    options = EvalOptions.from_args(args)
+    world = init_world(args.device)
+
+    def evaluate(path: Path) -> dict[str, Any]:
+        bundle = load_bundle(path, precision=args.precision, device=world.device)
+        report = run_evaluation(bundle, options, str(path))
+        if world.is_main:
+            print(format_evaluation(report), flush=True)
+        metrics: dict[str, Any] = report["metrics"]
+        return metrics
+
+    with shared_fate(world):
+        num_evaluated = watch(
+            args.run_folder,
+            options.name,
+            evaluate,
+            world,
+            poll_seconds=args.poll_seconds,
+            patience_hours=args.patience_hours,
+        )
+        if world.is_main:
+            print(f"{num_evaluated} checkpoint(s) evaluated")
+    return 0

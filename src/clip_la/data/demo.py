@@ -10,6 +10,7 @@ The same options give the same bytes (with the same Pillow).
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import io
 import json
@@ -184,3 +185,27 @@ def _write_tree(root: Path, options: DemoOptions) -> None:
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `DemoOptions`."""
+    parser.add_argument("out", type=Path, help="folder to make; one with the same options is left as it is")
+    helps = {
+        "num_pairs": "training pairs",
+        "num_val_pairs": "validation pairs",
+        "images_per_class": "pictures of each held-out colour-shape combination",
+        "image_size": "pixels a side",
+        "seed": "same seed, same bytes",
+    }
+    for name, text in helps.items():
+        default = getattr(DemoOptions, name)
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=int, default=default, help=f"{text} (default: {default})")
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; returns its exit code."""
+    options = DemoOptions(**{name: getattr(args, name) for name in DemoOptions.__dataclass_fields__})
+    made = build_demo_data(args.out, options)
+    print(f"{'made' if made else 'already there'}: {args.out} ({options.num_pairs:,} training pairs)")
+    return 0

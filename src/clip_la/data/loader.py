@@ -31,11 +31,12 @@ from clip_la.data.source import Source, open_units
 from clip_la.data.spec import DataSpec
 from clip_la.data.tables import Table
 from clip_la.data.transform import Preprocess
+from clip_la.errors import ExpectedError
 
 STATE_VERSION = 1
 
 
-class NoUsableSamples(RuntimeError):  # noqa: N818 - named for what happened
+class NoUsableSamples(ExpectedError):  # noqa: N818 - named for what happened
     """A full pass over the data gave no batch.
 
     Attributes:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from clip_la.bundle import ClipBundle
+if TYPE_CHECKING:
+    from clip_la.bundle import ClipBundle
 
 
 class Evaluator(Protocol):

@@ -1,4 +1,4 @@
-"""`clip-la eval`, without the loading of the model: options, the evaluation, the table for people."""
+"""`clip-la eval`: options, the evaluation, the table for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 from clip_la.attention.spec import AttentionSpec
 from clip_la.bundle import ClipBundle
-from clip_la.evaluate import ranks
+from clip_la.distributed import init_world
+from clip_la.evaluate import benchmark, ranks
 from clip_la.evaluate.cache import EvaluationCache, default_folder
 from clip_la.evaluate.caption_retrieval import CaptionRetrieval
 from clip_la.evaluate.classes import CLASS_LISTS
@@ -19,6 +20,8 @@ from clip_la.evaluate.results import format_class_rows, write_whole
 from clip_la.evaluate.shards import name_of
 from clip_la.evaluate.templates import TEMPLATE_SETS
 from clip_la.evaluate.zeroshot import CLASSES_FILE, ZeroShot
+from clip_la.model_choice import ModelChoice, add_model_arguments, load_model
+from clip_la.peers import shared_fate
 
 _NUM_CONFUSIONS = 20
 _NUM_CONFUSIONS_PRINTED = 5
@@ -26,7 +29,7 @@ _NUM_CONFUSIONS_PRINTED = 5
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """What `clip-la eval` is told beside the model; see `add_arguments` for the meanings."""
+    """What `clip-la eval` is told beside the model; see `add_data_arguments` for the meanings."""
 
     zeroshot: str | None = None
     classnames: str | None = None
@@ -57,7 +60,34 @@ class EvalOptions:
         return f"{kind}/{name_of(str(data))}"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of the command: the model, what to evaluate, and CLIP_benchmark's."""
+    add_model_arguments(parser, positional=False)
+    parser.add_argument("--device", default="auto", help="auto, cuda or cpu (default: %(default)s)")
+    benchmark.add_arguments(parser, add_data_arguments(parser))
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; returns its exit code."""
+    if args.benchmark is not None:
+        return _run_benchmark(args)
+    choice, options = ModelChoice.from_args(args), EvalOptions.from_args(args)
+    world = init_world(args.device)
+    with shared_fate(world):
+        report = run_evaluation(load_model(choice, world.device), options, str(choice))
+        if world.is_main:
+            print(format_evaluation(report))
+    return 0
+
+
+def _run_benchmark(args: argparse.Namespace) -> int:
+    choice, options = ModelChoice.from_args(args), benchmark.BenchmarkOptions.from_args(args)
+    results = benchmark.run_benchmark(load_model(choice, args.device), options, str(choice))
+    print(benchmark.format_benchmark(results, options.benchmark_out))
+    return 0
+
+
+def add_data_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
     """The flags of `EvalOptions`; returns the group of flags of which exactly one is to be given."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(

@@ -10,12 +10,14 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch import Tensor
 
+from clip_la.errors import ExpectedError
+
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _MESSAGE_SAYS_ALL = (ValueError, OSError)
 
 
-class RanksError(RuntimeError):
+class RanksError(ExpectedError):
     """Some ranks failed, and so all did; the message names them and their errors."""
 
 

@@ -15,7 +15,7 @@ from clip_la.export.facts import Facts, read_facts
 from clip_la.export.hub import refuse_occupied, write_hub_folder, write_safetensors
 from clip_la.export.onnx import TowerCheck, require_packages, write_onnx
 from clip_la.export.push import check_login, push_folder
-from clip_la.inference.model import HUB_CONFIG_FILE, ModelChoice, add_model_arguments, load_model
+from clip_la.model_choice import HUB_CONFIG_FILE, ModelChoice, add_model_arguments, load_model
 
 ONNX_FOLDER = "onnx"
 _EXAMPLES = """examples:
@@ -130,3 +130,9 @@ def _write_folder(
 
     write_hub_folder(bundle, out, fill, force=options.force)
     return checks
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; returns its exit code."""
+    print("\n".join(run_export(ModelChoice.from_args(args), ExportOptions.from_args(args))))
+    return 0

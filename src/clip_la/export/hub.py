@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from clip_la.bundle import ClipBundle
-from clip_la.inference.model import HUB_CONFIG_FILE, HUB_WEIGHTS_FILE
+from clip_la.model_choice import HUB_CONFIG_FILE, HUB_WEIGHTS_FILE
 from clip_la.openclip import PLUGIN_NEEDED
 
 CARD_FILE = "README.md"

@@ -21,14 +21,15 @@ from clip_la.config import ConfigError
 from clip_la.data.decode import Unusable, decode_image
 from clip_la.data.losses import printable
 from clip_la.data.spec import Limits
+from clip_la.errors import ExpectedError
 from clip_la.evaluate.classes import read_text
 from clip_la.evaluate.features import encode_class_names, progress, refuse_non_finite
 from clip_la.evaluate.templates import TEMPLATE_SETS, Templates, load_templates
-from clip_la.inference.classification import Classification, Prediction
+from clip_la.inference.classification import Classification, Prediction, format_classification
 from clip_la.inference.classify_page import page
 from clip_la.inference.files import write_text
-from clip_la.inference.model import probabilities
 from clip_la.inference.sources import list_images
+from clip_la.model_choice import ModelChoice, add_model_arguments, load_model, probabilities
 
 _EXAMPLES = """examples:
   clip-la classify cat.jpg dog.jpg --checkpoint logs/my-run --labels 'a cat,a dog,something else'
@@ -65,7 +66,7 @@ class ClassifyOptions:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `ClassifyOptions`."""
+    """The flags of the command: `ClassifyOptions`, and the model."""
     parser.description = f"{parser.description}\n\n{_EXAMPLES}"
     add = parser.add_argument
     add("images", nargs="+", metavar="IMAGE", help="image files, or folders of them at any depth")
@@ -91,6 +92,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=ClassifyOptions.html_max,
         help="pictures on that page (default: %(default)s)",
     )
+    add_model_arguments(parser, positional=False)
+    add("--device", default="auto", help="auto, cuda or cpu (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; returns its exit code.
+
+    Raises:
+        ExpectedError: a picture that was named, or every picture, can't be read; after all is shown.
+    """
+    choice, options = ModelChoice.from_args(args), ClassifyOptions.from_args(args)
+    labels, pictures = read_labels(options), find_pictures(options.images)
+    result = classify(load_model(choice, args.device), options, labels, pictures)
+    print(format_classification(result, options.top))
+    named = set(map(Path, options.images))
+    failed = [path for path, found in zip(pictures, result.predictions, strict=True) if found.error]
+    if named.intersection(failed) or len(failed) == len(pictures):
+        raise ExpectedError(f"{len(failed)} of {len(pictures)} can't be read")
+    return 0
 
 
 def read_labels(options: ClassifyOptions) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from clip_la.evaluate.features import progress, refuse_non_finite
 from clip_la.inference.parts import Done, Part, PartFolder
 from clip_la.inference.rows import Position, Row, RowReader
 from clip_la.inference.sources import TextLines, Units, open_images
+from clip_la.model_choice import ModelChoice, add_model_arguments, load_model
 
 Dtype = Literal["float16", "float32"]
 CAPTIONS = "captions"
@@ -68,9 +69,11 @@ class EmbedOptions:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `EmbedOptions`."""
+    """The flags of the command: the model, and `EmbedOptions`."""
     parser.description = f"{parser.description}\n\n{_EXAMPLES}"
+    add_model_arguments(parser, positional=True)
     add = parser.add_argument
+    add("--device", default="auto", help="auto, cuda or cpu (default: %(default)s)")
     add(
         "--images",
         metavar="FOLDER|SHARDS",
@@ -244,3 +247,10 @@ class _Encoder:
             refuse_non_finite(features, what).to("cpu", self._dtype).numpy()
         )
         return array
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; returns its exit code."""
+    options = EmbedOptions.from_args(args)
+    print(embed(load_model(ModelChoice.from_args(args), args.device), options))
+    return 0

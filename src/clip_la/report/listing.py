@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,3 +61,14 @@ def _row(run: ListedRun) -> list[str]:
     top1 = "; ".join(f"{evaluation(result.name)} {accuracy(result)}" for result in summary.zeroshot) or EMPTY
     speed = count(summary.samples_per_second) if summary.samples_per_second > 0 else EMPTY
     return [summary.name, summary.state, progress, summary.attention, number(summary.train_loss), top1, speed]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `clip-la runs`."""
+    parser.add_argument("logs", type=Path, nargs="?", default=Path("logs"), help="default: logs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """`clip-la runs`; returns its exit code."""
+    print(listing_text(list_runs(args.logs)))
+    return 0

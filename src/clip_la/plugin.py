@@ -1,0 +1,52 @@
+"""Registers the plugin with OpenCLIP when OpenCLIP is imported, so that `import clip_la` itself is quick."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_OPENCLIP = "open_clip"
+
+
+def register_with_openclip() -> None:
+    """Register now if OpenCLIP is loaded, else right after it is first imported, by whomever."""
+    if _OPENCLIP in sys.modules:
+        _register()
+    else:
+        sys.meta_path.insert(0, _RegisteringFinder())
+
+
+def _register() -> None:
+    importlib.import_module("clip_la.openclip")  # registers when it is imported
+
+
+class _RegisteringFinder(MetaPathFinder):
+    """Finds OpenCLIP where the other finders do, and has its import end with the registration."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != _OPENCLIP:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next(filter(None, found), None)
+        if spec is not None and spec.loader is not None:
+            _register_after_import(spec)
+        return spec
+
+
+def _register_after_import(spec: ModuleSpec) -> None:
+    loader = spec.loader
+    assert loader is not None
+    execute = loader.exec_module
+
+    def execute_and_register(module: ModuleType) -> None:
+        execute(module)
+        _register()
+
+    loader.exec_module = execute_and_register  # type: ignore[method-assign]
