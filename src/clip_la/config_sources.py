@@ -36,6 +36,8 @@ def load_run_config(config: str | Path | None, overrides: Mapping[str, Any]) -> 
             type.
     """
     settings = read_yaml(Path(config)) if config is not None else {}
+    for name in overrides:
+        _check_name(name, "settings")
     settings.update(overrides)
     if settings.get("name") is None and config is not None:
         settings["name"] = Path(config).stem

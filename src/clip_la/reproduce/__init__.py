@@ -1,0 +1,1 @@
+"""`clip-la reproduce`: the paper's three figures in one command."""
