@@ -25,6 +25,11 @@ class AttentionSpec:
         output_norm: "none", or "rms": each head's output divided by its RMS before out_proj.
         normalise_qk: Eq. 4 with L2-normalised q and k (default) or with raw ones. Eq. 7 always
             normalises.
+        feature_map: "none", or what is applied to q and k before they are normalised: "exp" (softmax over
+            the features of a head) or "relu2" (squared ReLU).
+        centre_keys: keys less their mean over the tokens that a query sees.
+        value_mixing: "none", or "conv": a depthwise convolution of the values is added to the output, over
+            3 x 3 patches in the image tower, over the token and the two before it in causal attention.
 
     Raises:
         ValueError: a value outside the above, or an option that the kind does not have.
@@ -35,20 +40,28 @@ class AttentionSpec:
     gain: str | float = "none"
     output_norm: str = "none"
     normalise_qk: bool = True
+    feature_map: str = "none"
+    centre_keys: bool = False
+    value_mixing: str = "none"
+    centre_queries: bool = False
+    centre_values: bool = False
 
     def __post_init__(self) -> None:
         _check_choice("kind", self.kind, KINDS)
         _check_number_or("scale", self.scale, ("none", "length"))
         _check_number_or("gain", self.gain, ("none", "learned"))
         _check_choice("output_norm", self.output_norm, ("none", "rms"))
-        if not isinstance(self.normalise_qk, bool):
-            raise ValueError(f"attention.normalise_qk is {self.normalise_qk!r}; expected true or false")
+        _check_choice("feature_map", self.feature_map, ("none", "exp", "relu2"))
+        _check_choice("value_mixing", self.value_mixing, ("none", "conv"))
+        for name in ("normalise_qk", "centre_keys", "centre_queries", "centre_values"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"attention.{name} is {getattr(self, name)!r}; expected true or false")
         if self.kind != "eq7":
             self._refuse_changed("scale", "gain")
         if self.kind != "eq4":
             self._refuse_changed("normalise_qk")
         if self.kind == "softmax":
-            self._refuse_changed("output_norm")
+            self._refuse_changed("output_norm", "feature_map", "centre_keys", "value_mixing")
 
     def _refuse_changed(self, *names: str) -> None:
         defaults = {field.name: field.default for field in fields(self)}

@@ -79,7 +79,8 @@ def build_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimize
 def _may_fuse(config: RunConfig) -> bool:
     """Whether AdamW goes over the parameters once in place of ten times.
 
-    Not in fp32, whose steps equal OpenCLIP's to the bit, nor in amp, whose scaler skips steps of the plain form.
+    Not in fp32, whose steps equal OpenCLIP's to the bit, nor in amp, whose scaler skips steps of the plain
+    form.
     """
     return config.precision in ("amp_bf16", "amp_bfloat16", "bf16")
 
