@@ -50,7 +50,7 @@ def test_command_line_wins_over_file_and_file_over_base(tmp_path: Path) -> None:
         ("gather-with-grad: false", r"--local-loss needs --gather-with-grad"),
         ("attention: {kind: eq9}", r"attention.kind is 'eq9'; expected one of softmax, eq4, eq7"),
         ("attention: {kind: eq4, scale: length}", r"scale = 'length' has no meaning for eq4"),
-        ("zeroshot: somewhere", r"--zeroshot and --classnames go together"),
+        ("classnames: somewhere", r"--classnames belongs to --zeroshot"),
         ("lr-scheduler: const-cooldown", r"needs --epochs-cooldown"),
         ("seed: ", r"--seed can't be empty"),
         ("lr: 1\nlr: 2", r"given twice: lr"),

@@ -203,8 +203,13 @@ class RunConfig:
     ddp_static_graph: bool = _flag(False, "DDP's static graph optimisation", "run")
 
     # Evaluation while training
-    zeroshot: str | None = _flag(None, "zero-shot tree, one folder a class (not in OpenCLIP)", "evaluation")
-    classnames: str | None = _flag(None, "class-name file of --zeroshot (not in OpenCLIP)", "evaluation")
+    zeroshot: str | None = _flag(None, "zero-shot tree or shards (not in OpenCLIP)", "evaluation")
+    classnames: str | None = _flag(
+        None,
+        "class names of --zeroshot: a file, or a list's name; by default classnames.txt in the tree, "
+        "beside the shards or above them (not in OpenCLIP)",
+        "evaluation",
+    )
     templates: str = _flag(
         "openai-80", "prompt templates: a set's name or a file (not in OpenCLIP)", "evaluation"
     )
@@ -268,8 +273,8 @@ class RunConfig:
             )
         if self.lr_scheduler == "const-cooldown" and self.epochs_cooldown is None:
             raise ConfigError("--lr-scheduler const-cooldown needs --epochs-cooldown")
-        if (self.zeroshot is None) != (self.classnames is None):
-            raise ConfigError("--zeroshot and --classnames go together: give both or neither")
+        if self.classnames is not None and self.zeroshot is None:
+            raise ConfigError("--classnames belongs to --zeroshot DATA; give both or neither")
         try:
             read_specs(self.evaluators)
             if self.attention is not None:

@@ -139,6 +139,14 @@ def test_equal_names_are_refused(make_config: MakeConfig, tree: Path) -> None:
         build_evaluators(config)
 
 
+def test_class_names_in_the_tree_need_no_flag(make_config: MakeConfig, tree: Path) -> None:
+    config = make_config(zeroshot=str(tree), templates="plain")
+    assert [scheduled.evaluator.name for scheduled in build_evaluators(config)] == ["zeroshot/tree"]
+    (tree / "classnames.txt").unlink()
+    with pytest.raises(ValueError, match=r"no class names: .* give --classnames"):
+        build_evaluators(config)
+
+
 def test_data_that_is_not_there_stops_a_start_but_not_a_continuation(
     make_config: MakeConfig, tree: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
