@@ -133,6 +133,8 @@ class LinearAttention(nn.MultiheadAttention):
             "normalise_qk": self.spec.normalise_qk,
         }
         if query is key and key is value:
+            if self.spec.centre_tokens:
+                query = self._centred(query)
             packed = self._map_features(self._project_packed(query))
             values = packed[:, :, 2]
             out = packed_linear_attention(packed, **options)
@@ -151,9 +153,12 @@ class LinearAttention(nn.MultiheadAttention):
         return mix_grid(values, self.value_mixing, self.grid)
 
     def _centred(self, x):
+        if self.spec.centre_where == ("image" if self.causal else "text"):
+            return x
         if self.causal:
             counts = torch.arange(1, x.shape[1] + 1, device=x.device)
-            return x - (x.cumsum(1, dtype=torch.float32) / counts[:, None, None]).to(x.dtype)
+            counts = counts.reshape(-1, *[1] * (x.ndim - 2))
+            return x - (x.cumsum(1, dtype=torch.float32) / counts).to(x.dtype)
         return x - x.mean(1, keepdim=True)
 
     def _map_features(self, packed: Tensor) -> Tensor:

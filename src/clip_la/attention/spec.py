@@ -45,6 +45,8 @@ class AttentionSpec:
     value_mixing: str = "none"
     centre_queries: bool = False
     centre_values: bool = False
+    centre_where: str = "both"
+    centre_tokens: bool = False
 
     def __post_init__(self) -> None:
         _check_choice("kind", self.kind, KINDS)
