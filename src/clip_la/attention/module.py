@@ -138,6 +138,10 @@ class LinearAttention(nn.MultiheadAttention):
             packed = self._map_features(self._project_packed(query))
             values = packed[:, :, 2]
             out = packed_linear_attention(packed, **options)
+            if self.spec.drop_constant:
+                v = packed[:, :, 2].float()
+                total = v.cumsum(1) if self.causal else v.sum(1, keepdim=True)
+                out = out - (total / v.shape[1]).to(out.dtype).transpose(1, 2)
         else:
             out = linear_attention(*self._project(query, key, value), **options)
         if self.spec.output_norm == "rms":

@@ -47,6 +47,7 @@ class AttentionSpec:
     centre_values: bool = False
     centre_where: str = "both"
     centre_tokens: bool = False
+    drop_constant: bool = False
 
     def __post_init__(self) -> None:
         _check_choice("kind", self.kind, KINDS)

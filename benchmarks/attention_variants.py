@@ -1,0 +1,208 @@
+"""Which linear attention learns as well as softmax: a grid of small trainings and a table of how they ended.
+
+    python benchmarks/attention_variants.py train --out variants             # every variant, 3 rates
+    python benchmarks/attention_variants.py train --out variants --variants softmax gain centred \\
+        --lrs 1e-3 --seeds 0 1 2 --samples 48000 --image-size 64
+    python benchmarks/attention_variants.py table --out variants
+
+The data are those of `clip-la demo-data`, made in OUT/demo, or with --emoji FOLDER the shards
+FOLDER/emoji/0000{0..6}.tar, with FOLDER/emoji/00007.tar held out for the validation loss and the zero-shot
+tree FOLDER/zeroshot/emoji_fluent. Run again, it trains what is not there yet. docs/attention_variants.md has
+the findings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clip_la.attention.spec import AttentionSpec
+from clip_la.data.demo import build_demo_data
+from clip_la.report.runs import Run, read_runs
+from clip_la.reproduce.trainings import Training, train_all
+
+GAIN: dict[str, Any] = {"kind": "eq7", "gain": "learned", "scale": "length"}
+KEYS = {**GAIN, "centre_keys": True}
+VALUES = {**GAIN, "centre_values": True}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "softmax": {"kind": "softmax"},
+    "eq4": {"kind": "eq4"},
+    "eq4-raw": {"kind": "eq4", "normalise_qk": False},
+    "eq7": {"kind": "eq7"},
+    "eq7-length": {"kind": "eq7", "scale": "length"},
+    "rms": {"kind": "eq7", "output_norm": "rms"},
+    "gain-paper-scale": {"kind": "eq7", "gain": "learned"},
+    "gain-rms": {"kind": "eq7", "gain": "learned", "output_norm": "rms"},
+    "gain": GAIN,
+    "gain-32": {**GAIN, "gain": 32},
+    "relu2": {**GAIN, "feature_map": "relu2"},
+    "exp": {**GAIN, "feature_map": "exp"},
+    "mixing": {**GAIN, "value_mixing": "conv"},
+    "keys": KEYS,
+    "keys-8": {**KEYS, "gain": 8},
+    "keys-16": {**KEYS, "gain": 16},
+    "keys-32": {**KEYS, "gain": 32},
+    "keys-no-gain": {"kind": "eq7", "scale": "length", "centre_keys": True},
+    "keys-paper-scale": {"kind": "eq7", "gain": "learned", "centre_keys": True},
+    "keys-rms": {**KEYS, "output_norm": "rms"},
+    "keys-queries": {**KEYS, "centre_queries": True},
+    "keys-values": {**KEYS, "centre_values": True},
+    "values": VALUES,
+    "values-image": {**VALUES, "centre_where": "image"},
+    "values-text": {**VALUES, "centre_where": "text"},
+    "tokens": {**GAIN, "centre_tokens": True},
+    "no-constant": {**GAIN, "drop_constant": True},
+    "keys-no-constant": {**KEYS, "drop_constant": True},
+}
+COMMON: dict[str, Any] = {
+    "batch_size": 64,
+    "precision": "amp_bf16",
+    "wd": 0.1,
+    "warmup": 50,
+    "grad_clip_norm": 1.0,
+    "workers": 0,
+    "val_frequency": 0,
+    "zeroshot_frequency": 0,
+    "save_frequency": 0,
+    "log_every_n_steps": 10,
+    "templates": "photo",
+}
+
+
+def main() -> None:
+    arguments = _parse()
+    if arguments.command == "train":
+        train_all(list(_trainings(arguments)), arguments.out / "runs", processes=arguments.processes)
+    print(format_table(sorted((arguments.out / "runs").glob("*/"))))
+
+
+def _trainings(arguments: argparse.Namespace) -> Iterator[Training]:
+    data = _data(arguments)
+    grid = itertools.product(arguments.lrs, arguments.seeds, arguments.variants)
+    for lr, seed, variant in grid:
+        parts = (Path(arguments.model).stem, arguments.image_size, arguments.samples, variant, lr, seed)
+        yield Training(
+            "-".join(("emoji" if arguments.emoji else "demo", *map(str, parts))),
+            COMMON
+            | data
+            | {
+                "model": arguments.model,
+                "attention": VARIANTS[variant],
+                "lr": lr,
+                "seed": seed,
+                "force_image_size": (arguments.image_size,),
+                "train_num_samples": arguments.samples,
+                "epochs": 1,
+            },
+            cost=1.3 if variant == "softmax" else 1.0,
+        )
+
+
+def _data(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.emoji is None:
+        root = arguments.out / "demo"
+        build_demo_data(root)
+        shards, val, tree = (
+            root / "train" / "{00000..00007}.tar",
+            root / "val" / "00000.tar",
+            root / "zeroshot",
+        )
+    else:
+        shards, val = (
+            arguments.emoji / "emoji" / "{00000..00006}.tar",
+            arguments.emoji / "emoji" / "00007.tar",
+        )
+        tree = arguments.emoji / "zeroshot" / "emoji_fluent"
+    paths = {"train_data": shards, "val_data": val, "zeroshot": tree, "classnames": tree / "classnames.txt"}
+    return {name: str(path) for name, path in paths.items()}
+
+
+class Setting(NamedTuple):
+    """What has to be equal for two variants to be compared."""
+
+    data: str
+    model: str
+    image_size: str
+    samples: int
+
+
+def format_table(folders: Sequence[Path]) -> str:
+    """Markdown: for each setting, the variants at their best learning rate, best first."""
+    groups: dict[Setting, dict[tuple[str, float], list[Run]]] = defaultdict(lambda: defaultdict(list))
+    for run in read_runs(folders):
+        if run.end is not None and run.end.reason == "finished":
+            groups[_setting(run)][_variant(run), float(run.config["lr"])].append(run)
+    return "\n\n".join(_table(setting, groups[setting]) for setting in sorted(groups))
+
+
+def _setting(run: Run) -> Setting:
+    data = "emoji" if "emoji" in str(run.config["train_data"]) else "demo"
+    size = str(run.config.get("force_image_size"))
+    return Setting(data, Path(str(run.config["model"])).stem, size, run.samples)
+
+
+def _variant(run: Run) -> str:
+    by_spec = {str(AttentionSpec.from_config(config)): name for name, config in VARIANTS.items()}
+    return by_spec.get(str(run.attention), str(run.attention))
+
+
+def _table(setting: Setting, by_rate: dict[tuple[str, float], list[Run]]) -> str:
+    best: dict[str, tuple[float, list[Run]]] = {}
+    rates: dict[str, list[float]] = defaultdict(list)
+    for (variant, lr), runs in by_rate.items():
+        rates[variant].append(lr)
+        if variant not in best or _mean(runs, "loss") < _mean(best[variant][1], "loss"):
+            best[variant] = lr, runs
+    lines = [
+        f"{setting.data}, {setting.model}, {setting.image_size} px, {setting.samples:,} samples",
+        "",
+        "| variant | best rate (tried) | seeds | validation loss | held-out top-1 |",
+        "|---|---|---|---|---|",
+    ]
+    for variant, (lr, runs) in sorted(best.items(), key=lambda item: _mean(item[1][1], "loss")):
+        tried = ", ".join(f"{rate:g}" for rate in sorted(rates[variant]))
+        figures = f"{_spread(runs, 'loss', '.3f')} | {_spread(runs, 'top1', '.1%')}"
+        lines.append(f"| {variant} | {lr:g} ({tried}) | {len(runs)} | {figures} |")
+    return "\n".join(lines)
+
+
+def _values(runs: Sequence[Run], metric: str) -> list[float]:
+    """The newest value of a metric in each run."""
+    return [[point.metrics[metric] for point in run.evals if metric in point.metrics][-1] for run in runs]
+
+
+def _mean(runs: Sequence[Run], metric: str) -> float:
+    return statistics.fmean(_values(runs, metric))
+
+
+def _spread(runs: Sequence[Run], metric: str, form: str) -> str:
+    values = _values(runs, metric)
+    if len(values) == 1:
+        return format(values[0], form)
+    return f"{statistics.fmean(values):{form}} ± {statistics.stdev(values):{form}}"
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=("train", "table"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--emoji", type=Path, help="folder with emoji/ and zeroshot/ instead of demo data")
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--lrs", nargs="+", type=float, default=[5e-4, 1e-3, 2e-3])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--model", default="ViT-nano-8", help="a name or a .json model config")
+    parser.add_argument("--image-size", type=int, default=32)
+    parser.add_argument("--samples", type=int, default=16_000)
+    parser.add_argument("--processes", type=int, default=2)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
