@@ -48,6 +48,9 @@ class RunWriter:
             "model": "nano-LA",
             "attention": {"kind": "eq7"},
             "num_parameters": 1_500_000,
+            "tower_parameters": {"image": 600_000, "text": 899_999},
+            "sample_flops": 2e9,
+            "device": "cpu",
             "versions": {"clip_la": "0.1.0", "torch": "2.9"},
             "samples_total": 1000,
             "world_size": 1,
@@ -64,6 +67,7 @@ class RunWriter:
             "grad_norm": 1.0,
             "samples_per_second": 500.0,
             "data_wait": 0.01,
+            "peak_memory_bytes": 2**30,
             "skipped_steps": 0,
             "lost_samples": 0,
         }

@@ -9,7 +9,8 @@ import pytest
 from run_writer import FinishedRun, NewRun, RunWriter
 
 from clip_la.attention.spec import AttentionSpec
-from clip_la.report.compare import ABSENT, compare
+from clip_la.report.compare import compare
+from clip_la.report.differences import ABSENT
 from clip_la.report.runs import read_run, read_runs
 from clip_la.report.summary import RunSummary, attention_label, smooth_losses, summarise
 
@@ -93,13 +94,14 @@ def test_attention_labels(config: object, label: str) -> None:
     assert attention_label(AttentionSpec.from_config(config)) == label  # type: ignore[arg-type]
 
 
-def test_healthy_twins_have_no_findings(finished_run: FinishedRun) -> None:
+def test_healthy_twins_have_no_warning(finished_run: FinishedRun) -> None:
     folders = [
         finished_run("softmax", {"model": "nano"}, attention=None),
         finished_run("la", {"model": "nano-LA"}),
     ]
     comparison = compare(read_runs(folders))
-    assert comparison.findings == ()
+    assert [finding.severity for finding in comparison.findings] == ["note"]
+    assert "one seed a kind" in comparison.findings[0].message
     assert set(comparison.config.differs) == {"model", "name"}
     assert comparison.config.differs["model"] == {"softmax": "nano", "la": "nano-LA"}
     assert comparison.config.equal["lr"] == 0.001
@@ -115,7 +117,6 @@ def test_key_that_one_config_lacks_differs(finished_run: FinishedRun) -> None:
     ("config", "start", "expected"),
     [
         ({"batch_size": 64}, {"global_batch_size": 64}, "the global batch size: 128 (a); 64 (b)"),
-        ({"seed": 1}, {}, "the seed: 0 (a); 1 (b)"),
         (
             {"train_data": "other.tar"},
             {},
@@ -150,7 +151,8 @@ def test_differences_that_only_need_a_note(finished_run: FinishedRun) -> None:
 def test_housekeeping_is_no_finding(finished_run: FinishedRun) -> None:
     folders = [finished_run("a", {"workers": 1}), finished_run("b", {"workers": 2})]
     comparison = compare(read_runs(folders))
-    assert comparison.findings == ()
+    assert comparison.warnings == ()
+    assert [finding.topic for finding in comparison.findings] == ["seed"]
     assert "workers" in comparison.config.differs
 
 
@@ -207,5 +209,5 @@ def test_resumed_and_restarted_runs_say_so(new_run: NewRun) -> None:
     run.raw('{"type": "tra\n').start(100, resumed=True).train(1000, 2.0).end(1000)
     assert "r: was begun again from nothing 1 time(s)" in messages([run.folder])
     notes = messages([run.folder], "note")
-    assert "r: was resumed 1 time(s); 2 undone line(s) are left out." in notes
+    assert "r: was resumed 1 time(s); 2 line(s) and 2 s of training were undone" in notes
     assert "1 torn line(s)" in notes

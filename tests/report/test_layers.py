@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from run_writer import FinishedRun, NewRun
 
 from clip_la.report import write_report
-from clip_la.report.layers import gradients_figure, layers_figure
+from clip_la.report.layers import gradients_figures, layers_figures
 from clip_la.report.runs import RunError, read_runs
 
 
@@ -37,11 +39,18 @@ def test_the_page_has_the_figures_only_of_runs_that_measured(
 ) -> None:
     plain = finished_run("plain")
     write_report([plain], tmp_path / "without")
-    assert "by layer" not in (tmp_path / "without" / "report.html").read_text()
+    assert "layer by layer" not in (tmp_path / "without" / "report.html").read_text()
     write_report([plain, watched_run], tmp_path / "with")
     page = (tmp_path / "with" / "report.html").read_text()
-    assert "<figcaption>Attention by layer (faint: first measured)</figcaption>" in page
-    assert "<figcaption>Gradients</figcaption>" in page
+    assert "<h2>Diagnostics</h2>" in page
+    assert 'aria-label="Image: entropy of the weights, Diagnostics"' in page
+    rows = list(csv.DictReader((tmp_path / "with" / "diagnostics.csv").open(newline="")))
+    assert len(rows) == 2 * 2 * 11 * 5
+    assert list(rows[0].values()) == ["watched", "0", "image", "0", "output_norm", "1.0"]
+    content = json.loads((tmp_path / "with" / "comparison.json").read_text())
+    assert content["diagnostics"]["watched"]["last"]["layers"]["image/3/entropy"] == 5.0
+    assert (tmp_path / "with" / "layers.png").is_file()
+    assert not (tmp_path / "without" / "layers.png").exists()
 
 
 def test_a_panel_a_figure_and_a_line_a_run(
@@ -50,8 +59,8 @@ def test_a_panel_a_figure_and_a_line_a_run(
     image_only = {key: value for key, value in layers(3.0).items() if key.startswith("image")}
     other = new_run("other").start(attention=None).train(10, 1.0).line("diagnostics", 10, layers=image_only)
     runs = read_runs([finished_run("plain"), watched_run, other.folder])
-    figure = layers_figure(runs)
-    assert figure is not None
+    (figure,) = layers_figures(runs)
+    assert len(layers_figures(runs, stacked=False)) == len(figure.axes)
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert len(titles) == 7
     assert titles[2] == "Image: entropy of the weights"
@@ -67,8 +76,7 @@ def test_a_panel_a_figure_and_a_line_a_run(
 
 
 def test_gradients_by_tower(finished_run: FinishedRun, watched_run: Path) -> None:
-    figure = gradients_figure(read_runs([finished_run("plain"), watched_run]))
-    assert figure is not None
+    (figure,) = gradients_figures(read_runs([finished_run("plain"), watched_run]))
     image, text, scale = figure.axes
     np.testing.assert_array_equal(image.get_lines()[0].get_ydata(), [0.5, 0.5])
     np.testing.assert_array_equal(text.get_lines()[0].get_ydata(), [0.25, 0.25])
@@ -77,8 +85,8 @@ def test_gradients_by_tower(finished_run: FinishedRun, watched_run: Path) -> Non
 
 def test_runs_without_diagnostics_have_no_figure(finished_run: FinishedRun) -> None:
     runs = read_runs([finished_run("plain")])
-    assert layers_figure(runs) is None
-    assert gradients_figure(runs) is None
+    assert layers_figures(runs) == []
+    assert gradients_figures(runs) == []
 
 
 def test_what_was_not_finite_is_drawn_around(new_run: NewRun, tmp_path: Path) -> None:
@@ -88,7 +96,7 @@ def test_what_was_not_finite_is_drawn_around(new_run: NewRun, tmp_path: Path) ->
     (read,) = read_runs([run.folder])
     assert math.isnan(read.diagnostics[0].layers["image/0/entropy"])
     write_report([run.folder], tmp_path / "out")
-    assert "Attention by layer" in (tmp_path / "out" / "report.html").read_text()
+    assert "<h2>Diagnostics</h2>" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_a_resume_undoes_what_was_measured_after_it(new_run: NewRun) -> None:

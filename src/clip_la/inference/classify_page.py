@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from html import escape
-from importlib import resources
 
 from clip_la.inference.classification import Classification, Prediction
+from clip_la.page import document
 
 _LABELS_SHOWN = 5
 _LABELS_OPEN = 10
@@ -13,7 +13,6 @@ _LABELS_OPEN = 10
 
 def page(result: Classification) -> str:
     """The whole page, with a card for each picture that has a thumbnail."""
-    style = resources.files("clip_la.inference").joinpath("classify.css").read_text(encoding="utf-8")
     shown = [prediction for prediction in result.readable if prediction.thumbnail]
     title = f"{len(result.readable)} pictures, {len(result.labels)} labels"
     sections = [
@@ -23,13 +22,7 @@ def page(result: Classification) -> str:
         "<h2>Pictures</h2><ul class='pictures'>" + "".join(_card(result, item) for item in shown) + "</ul>",
         _unreadable(result),
     ]
-    return (
-        "<!DOCTYPE html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
-        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(filter(None, sections))
-        + "\n</main>\n</body>\n</html>\n"
-    )
+    return document(title, sections, style=("clip_la.inference", "classify.css"))
 
 
 def _explanation(result: Classification, num_shown: int) -> str:

@@ -1,47 +1,61 @@
-"""The report as one HTML page that needs no network: tables, findings and figures drawn in place."""
+"""The report as one HTML page that needs no network: findings, tables, and figures drawn in place."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
-from importlib import resources
+from xml.sax.saxutils import quoteattr
 
 from matplotlib.figure import Figure
 
-from clip_la.report.compare import Comparison, Finding
-from clip_la.report.curves import GRID, INK, svg_text
+from clip_la.page import document
+from clip_la.report.axes import XAxis
+from clip_la.report.compare import Comparison
+from clip_la.report.drawing import GRID, INK, svg_text
+from clip_la.report.findings import Finding
 from clip_la.report.runs import Run
 from clip_la.report.summary import WINDOW, RunSummary
-from clip_la.report.tables import Row, comparison_table
-from clip_la.report.text import EMPTY, count, number, percent, setting
+from clip_la.report.tables import Row, accuracy, comparison_table, paired_rows
+from clip_la.report.text import EMPTY, count, evaluation, hours, number, percent, setting
 
 
-def page(runs: Sequence[Run], comparison: Comparison, figures: dict[str, Figure]) -> str:
-    """The whole page. `figures`: caption -> figure, shown in this order."""
+@dataclass(frozen=True)
+class Figures:
+    """The figures of a page, one a panel.
+
+    Attributes:
+        by_axis: the page has a switch between them.
+        machine, diagnostics: each under a heading of its own.
+    """
+
+    by_axis: Mapping[XAxis, Sequence[Figure]]
+    machine: Sequence[Figure]
+    diagnostics: Sequence[Figure]
+
+
+def page(runs: Sequence[Run], comparison: Comparison, figures: Figures) -> str:
+    """The whole page."""
     title = "Comparison of " + ", ".join(run.name for run in runs) if len(runs) > 1 else f"Run {runs[0].name}"
-    style = resources.files("clip_la.report").joinpath("report.css").read_text(encoding="utf-8")
     sections = [
         f"<h1>{escape(title)}</h1>",
         _findings(comparison.findings),
         "<h2>Results</h2>",
-        _results(comparison.summaries),
+        _results(comparison),
         f"<p class='fine'>{escape(_explanation())}</p>",
-        "<div class='figures'>"
-        + "".join(_figure(caption, drawn) for caption, drawn in figures.items())
-        + "</div>",
-        "" if "Zero-shot" in figures else "<p>No run has been evaluated zero-shot yet.</p>",
+        _paired(comparison),
+        "<h2>Curves</h2>",
+        _switch(figures.by_axis, comparison),
+        _zeroshot(comparison.summaries),
         _evaluations(runs),
         _lost(comparison.summaries),
+        _group("Machine", figures.machine, "As logged, over samples seen; rank 0's memory."),
+        _group("Diagnostics", figures.diagnostics, _DIAGNOSTICS),
         _config(comparison),
         _sources(runs, comparison.summaries),
     ]
-    return (
-        "<!DOCTYPE html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
-        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(filter(None, sections))
-        + "\n</main>\n</body>\n</html>\n"
-    )
+    return document(title, sections, style=("clip_la.report", "report.css"))
 
 
 def _findings(findings: Sequence[Finding]) -> str:
@@ -49,36 +63,138 @@ def _findings(findings: Sequence[Finding]) -> str:
         return "<section class='findings'><p>Nothing found that speaks against these numbers.</p></section>"
     num_warnings = sum(finding.severity == "warning" for finding in findings)
     heading = (
-        f"<h2>{num_warnings} warning{'s' if num_warnings != 1 else ''}</h2>"
+        f"{num_warnings} warning{'s' if num_warnings != 1 else ''}: read before the numbers"
         if num_warnings
-        else "<h2>Notes</h2>"
+        else "No warning; to know"
     )
     items = "".join(
-        f"<li class='{finding.severity}'><b>{finding.severity}</b> {escape(finding.message)}</li>"
+        f"<li class='{finding.severity}'><b>{escape(finding.topic)}.</b> {escape(finding.message)}</li>"
         for finding in findings
     )
     kind = "findings bad" if num_warnings else "findings"
-    return f"<section class='{kind}'>{heading}<ul>{items}</ul></section>"
+    return f"<section class='{kind}'><h2>{heading}</h2><ul>{items}</ul></section>"
 
 
-def _results(summaries: Sequence[RunSummary]) -> str:
-    table = comparison_table(summaries, wide=True)
-    return _table(table.headers, table.rows)
+def _results(comparison: Comparison) -> str:
+    """The table of runs; what the warnings say of a run stands beside its name."""
+    table = comparison_table(comparison.summaries, wide=True)
+    topics = {
+        summary.name: dict.fromkeys(f.topic for f in comparison.warnings if summary.name in f.runs)
+        for summary in comparison.summaries
+    }
+    if not any(topics.values()):
+        return _table(table.headers, table.rows, table.bad)
+    badges = [
+        "<ul>" + "".join(f"<li>{escape(topic)}</li>" for topic in found) + "</ul>" if found else "none"
+        for found in topics.values()
+    ]
+    return _table(table.headers, table.rows, table.bad, extra=("Warnings", badges))
 
 
 def _explanation() -> str:
     return (
         f"Training loss: mean over the last {percent(WINDOW, 0)} of the samples the run has seen. "
         "Loss of an evaluation: its last value. Top-1: last evaluation, with its 95 % interval. "
-        "Samples/s: median over log intervals. Data wait: share of the time spent waiting for data."
+        "Samples/s: median over log intervals. Data wait: share of the time spent waiting for data. "
+        "Peak memory: of rank 0. Training time: in which samples were seen, over all restarts."
     )
 
 
-def _figure(caption: str, figure: Figure) -> str:
+def _paired(comparison: Comparison) -> str:
+    if len(comparison.kinds) < 2:
+        return ""
+    if not comparison.paired:
+        return "<h2>Seed by seed</h2><p>No two kinds have a seed in common: nothing can be paired.</p>"
+    fewest = min(len(pair.seeds) for pair in comparison.paired)
+    plain = (
+        "Only one seed is shared: no interval can be given, and a difference may be luck."
+        if fewest == 1
+        else "The interval is Student's t over the seeds' differences; luck of single seeds cancels where "
+        "both kinds saw the same order of data."
+    )
+    text = (
+        "Runs that differ only in their seed are one kind. Each kind less the baseline "
+        f"({comparison.paired[0].first}), seed by seed. {plain} Many rows: expect one in twenty to look "
+        "different by chance."
+    )
+    headers, rows = paired_rows(comparison.paired)
+    return f"<h2>Seed by seed</h2>{_table(headers, rows)}<p class='fine'>{escape(text)}</p>"
+
+
+def _switch(by_axis: Mapping[XAxis, Sequence[Figure]], comparison: Comparison) -> str:
+    """All axes' figures, one shown: radio buttons and CSS, no script."""
+    buttons = "".join(
+        f"<input type='radio' name='by' id='by-{axis.key}'{' checked' if i == 0 else ''}>"
+        f"<label for='by-{axis.key}'>{escape(axis.label)}</label>"
+        for i, axis in enumerate(by_axis)
+    )
+    panels = "".join(
+        f"<div class='by by-{axis.key}'><p class='fine'>{escape(axis.meaning)}</p>"
+        f"<div class='figures'>{_figures(figures, axis.label)}</div></div>"
+        for axis, figures in by_axis.items()
+    )
+    return f"<div class='switch'>{buttons}{panels}</div>{_without_flops(comparison)}"
+
+
+def _without_flops(comparison: Comparison) -> str:
+    reasons = [
+        f"{name}: {facts.why_no_flops}" for name, facts in comparison.facts.items() if facts.why_no_flops
+    ]
+    if not reasons:
+        return ""
+    text = "FLOPs are not known for " + "; ".join(reasons) + "."
+    return f"<p class='fine'>{escape(text)}</p>"
+
+
+def _group(heading: str, figures: Sequence[Figure], explanation: str) -> str:
+    if not figures:
+        return ""
+    fine = f"<p class='fine'>{escape(explanation)}</p>"
+    return f"<h2>{heading}</h2>{fine}<div class='figures'>{_figures(figures, heading)}</div>"
+
+
+def _figures(figures: Sequence[Figure], place: str) -> str:
+    return "".join(_figure(figure, place) for figure in figures)
+
+
+def _figure(figure: Figure, place: str) -> str:
     """Text and grid take the page's colours, so the figure suits a light and a dark page."""
-    svg = svg_text(figure, caption).replace(INK, "currentColor").replace(GRID, "var(--grid)")
-    svg = svg[svg.index("<svg") :].replace("<svg ", f"<svg role='img' aria-label='{escape(caption)}' ", 1)
-    return f"<figure><figcaption>{escape(caption)}</figcaption>{svg}</figure>"
+    title = figure.axes[0].get_title(loc="left")
+    label = f"{title}, {place}"
+    svg = svg_text(figure, label).replace(INK, "currentColor").replace(GRID, "var(--line)")
+    svg = _with_unique_ids(svg[svg.index("<svg") :], re.sub(r"\W+", "-", label))
+    return f"<figure>{svg.replace('<svg ', f'<svg role=img aria-label={quoteattr(label)} ', 1)}</figure>"
+
+
+def _with_unique_ids(svg: str, prefix: str) -> str:
+    """Names of glyphs and parts are the same in every figure; on one page each must stand once."""
+    return re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+
+
+def _zeroshot(summaries: Sequence[RunSummary]) -> str:
+    rows = [
+        [
+            evaluation(result.name),
+            summary.name,
+            accuracy(result),
+            percent(result.top5),
+            percent(result.best_top1),
+            percent(result.chance, 2),
+            setting(result.samples),
+            EMPTY if result.num_images is None else setting(result.num_images),
+            result.classes or EMPTY,
+            result.templates or EMPTY,
+        ]
+        for summary in summaries
+        for result in summary.zeroshot
+    ]
+    if not rows:
+        return "<p>No run has been evaluated zero-shot yet.</p>"
+    headers = [
+        "Set", "Run", "Top-1 [95 %]", "Top-5", "Best top-1", "Chance", "At samples", "Images", "Classes",
+        "Templates",
+    ]  # fmt: skip
+    return "<h2>Zero-shot</h2>" + _table(headers, sorted(rows, key=lambda row: row[0]))
 
 
 def _evaluations(runs: Sequence[Run]) -> str:
@@ -109,23 +225,16 @@ def _lost(summaries: Sequence[RunSummary]) -> str:
 
 def _config(comparison: Comparison) -> str:
     names = [summary.name for summary in comparison.summaries]
-    differs = [
-        [key, *(setting(values[name]) for name in names)] for key, values in comparison.config.differs.items()
-    ]
-    equal = [[key, setting(value)] for key, value in comparison.config.equal.items()]
+    config = comparison.config
+    differs = [[key, *(setting(values[name]) for name in names)] for key, values in config.differs.items()]
+    equal = [[key, setting(value)] for key, value in config.equal.items()]
     parts = ["<h2>Configuration</h2>"]
     if len(names) > 1:
         parts.append(_table(["Differs", *names], differs) if differs else "<p>No setting differs.</p>")
-        parts.append(
-            "<p class='fine'>Can't be known from here: whether equal paths held equal files, "
-            "and whether the code was changed without a new version.</p>"
-        )
-    parts.append(
-        _details(
-            f"{len(equal)} settings {'are equal' if len(names) > 1 else ''}",
-            _table(["Setting", "Value"], equal),
-        )
-    )
+    unknown = "".join(f"<li>{escape(sentence)}</li>" for sentence in config.unknown)
+    parts.append(f"<p class='fine'>Can't be known from here:</p><ul class='fine'>{unknown}</ul>")
+    heading = f"{len(equal)} settings {'are equal' if len(names) > 1 else ''}"
+    parts.append(_details(heading, _table(["Setting", "Value"], equal)))
     return "".join(parts)
 
 
@@ -134,14 +243,19 @@ def _sources(runs: Sequence[Run], summaries: Sequence[RunSummary]) -> str:
         [
             run.name,
             str(run.path),
-            f"{summary.hours:.2f} h",
+            hours(summary.hours),
+            hours(summary.training_hours),
+            hours(summary.undone_hours),
             str(summary.num_resumes),
             count(summary.global_batch_size),
             number(summary.epoch_loss),
         ]
         for run, summary in zip(runs, summaries, strict=True)
     ]
-    headers = ["Run", "Folder", "Logged time", "Resumes", "Global batch", "Loss of last epoch"]
+    headers = [
+        "Run", "Folder", "Logged time", "Of it training", "Of that undone", "Resumes", "Global batch",
+        "Loss of last epoch",
+    ]  # fmt: skip
     return _details("Where this was read from", _table(headers, rows))
 
 
@@ -149,16 +263,41 @@ def _details(summary: str, content: str) -> str:
     return f"<details><summary>{escape(summary.strip())}</summary>{content}</details>"
 
 
-def _table(headers: Row, rows: Sequence[Row]) -> str:
-    """A table whose rows become cards on a narrow screen: each cell carries its header."""
-    head = "".join(f"<th scope='col'>{escape(header)}</th>" for header in headers)
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f"<td data-label='{escape(header)}'>{escape(cell)}</td>"
-            for header, cell in zip(headers, row, strict=True)
-        )
-        + "</tr>"
-        for row in rows
-    )
+def _table(
+    headers: Row,
+    rows: Sequence[Row],
+    bad: Sequence[Sequence[bool]] | None = None,
+    extra: tuple[str, Sequence[str]] | None = None,
+) -> str:
+    """A table whose rows become cards on a narrow screen: each cell carries its header.
+
+    Args:
+        headers: plain text.
+        rows: plain text.
+        bad: cells to be marked.
+        extra: header and cells, in HTML, of a column after the first.
+    """
+    marks = bad or [[False] * len(headers)] * len(rows)
+    shown = list(headers) if extra is None else [headers[0], extra[0], *headers[1:]]
+    head = "".join(f"<th scope='col'>{escape(header)}</th>" for header in shown)
+    lines = []
+    for i, (row, row_marks) in enumerate(zip(rows, marks, strict=True)):
+        cells = [_cell(*cell) for cell in zip(headers, row, row_marks, strict=True)]
+        if extra is not None:
+            cells.insert(1, f"<td data-label='{escape(extra[0])}'>{extra[1][i]}</td>")
+        lines.append("<tr>" + "".join(cells) + "</tr>")
+    body = "".join(lines)
     return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _cell(header: str, text: str, is_bad: bool) -> str:
+    kind = " class='bad'" if is_bad else " class='text'" if len(text) > _LONG else ""
+    return f"<td data-label='{escape(header)}'{kind}>{escape(text)}</td>"
+
+
+_LONG = 60
+_DIAGNOSTICS = (
+    "Attention layer by layer, on the same few training pairs: bold as last measured, faint as first. "
+    "A query-dependent part near 0 or an effective rank near 1 means that all tokens attend alike "
+    "(over-smoothing). Gradient norms are before clipping."
+)

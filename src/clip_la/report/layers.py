@@ -12,16 +12,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from clip_la.report.curves import (
+from clip_la.report.drawing import (
     RC,
     EndLabel,
+    Look,
     add_end_labels,
-    colour_of,
     end_label,
-    line_styles,
+    looks_of,
     new_panels,
 )
-from clip_la.report.runs import Run, TrainPoint
+from clip_la.report.points import TrainPoint
+from clip_la.report.runs import Run
 
 
 class _Figure(NamedTuple):
@@ -47,8 +48,8 @@ _TRAIN_FIGURES = {
 }
 
 
-def layers_figure(runs: Sequence[Run]) -> Figure | None:
-    """The last diagnostics of each run over the layers, the first ones faint; None without any."""
+def layers_figures(runs: Sequence[Run], *, stacked: bool = True) -> list[Figure]:
+    """The last diagnostics of each run over the layers, the first ones faint; none without any."""
     measured = [run for run in runs if run.diagnostics]
     panels = [
         (tower, name)
@@ -58,30 +59,31 @@ def layers_figure(runs: Sequence[Run]) -> Figure | None:
         and any(_by_layer(run.diagnostics[-1].layers, tower, name) for run in measured)
     ]
     if not panels:
-        return None
+        return []
+    titles = [f"{tower.capitalize()}: {_FIGURES[name].title}" for tower, name in panels]
     with rc_context(RC):
-        figure, axes = new_panels([f"{tower.capitalize()}: {_FIGURES[name].title}" for tower, name in panels])
+        figures, axes = new_panels(titles, stacked=stacked)
         for panel, (tower, name) in zip(axes, panels, strict=True):
-            ends = list(_draw_layers(panel, measured, tower, name))
+            ends = list(_draw_layers(panel, measured, looks_of(runs), tower, name))
             _finish(panel, _FIGURES[name], ends, "layer")
             panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        return figure
+    return figures
 
 
-def gradients_figure(runs: Sequence[Run]) -> Figure | None:
-    """Gradient norms by tower and the logit scale against samples seen; None for runs without diagnostics."""
+def gradients_figures(runs: Sequence[Run], *, stacked: bool = True) -> list[Figure]:
+    """Gradient norms by tower and the logit scale against samples seen; none for runs without diagnostics."""
     measured = [run for run in runs if any(np.isfinite(point.grad_norm_image) for point in run.train)]
     if not measured:
-        return None
+        return []
     with rc_context(RC):
-        figure, axes = new_panels([shown.title for shown in _TRAIN_FIGURES.values()])
+        figures, axes = new_panels([shown.title for shown in _TRAIN_FIGURES.values()], stacked=stacked)
         for panel, (name, shown) in zip(axes, _TRAIN_FIGURES.items(), strict=True):
-            ends = list(_draw_train(panel, measured, name))
+            ends = list(_draw_train(panel, measured, looks_of(runs), name))
             panel.set_xlim(left=0)
             panel.xaxis.set_major_formatter(EngFormatter(sep=" "))
             panel.locator_params(axis="x", nbins=5)
             _finish(panel, shown, ends, "samples seen")
-        return figure
+    return figures
 
 
 def _by_layer(layers: Mapping[str, float], tower: str, name: str) -> dict[int, float]:
@@ -90,29 +92,29 @@ def _by_layer(layers: Mapping[str, float], tower: str, name: str) -> dict[int, f
     return dict(sorted((int(match[1]), layers[match[0]]) for match in found if match))
 
 
-def _draw_layers(axes: Axes, runs: Sequence[Run], tower: str, name: str) -> Iterator[EndLabel]:
-    styles = line_styles(runs)
+def _draw_layers(
+    axes: Axes, runs: Sequence[Run], looks: Mapping[str, Look], tower: str, name: str
+) -> Iterator[EndLabel]:
     for run in runs:
         first, last = (_by_layer(run.diagnostics[i].layers, tower, name) for i in (0, -1))
         if not last:
             continue
-        colour = colour_of(run.attention)
+        look = looks[run.name]
         if len(run.diagnostics) > 1:
-            axes.plot(list(first), list(first.values()), color=colour, alpha=0.35, linewidth=0.9)
+            axes.plot(list(first), list(first.values()), color=look.colour, alpha=0.35, linewidth=0.9)
         layers, values = np.array(list(last), dtype=np.float64), np.array(list(last.values()))
-        axes.plot(
-            layers, values, color=colour, linestyle=styles[run.name], marker="o", markersize=4, linewidth=1.8
-        )
-        yield end_label(run, layers, values)
+        (line,) = axes.plot(layers, values, marker="o", markersize=4, linewidth=1.8)
+        line.set(color=look.colour, linestyle=look.line_style)
+        yield end_label(look, layers, values)
 
 
-def _draw_train(axes: Axes, runs: Sequence[Run], name: str) -> Iterator[EndLabel]:
-    styles = line_styles(runs)
+def _draw_train(axes: Axes, runs: Sequence[Run], looks: Mapping[str, Look], name: str) -> Iterator[EndLabel]:
     for run in runs:
+        look = looks[run.name]
         samples = np.array([point.samples for point in run.train], dtype=np.float64)
         values = np.array([_value(point, name) for point in run.train])
-        axes.plot(samples, values, color=colour_of(run.attention), linestyle=styles[run.name], linewidth=1.4)
-        yield end_label(run, samples, values)
+        axes.plot(samples, values, color=look.colour, linestyle=look.line_style, linewidth=1.4)
+        yield end_label(look, samples, values)
 
 
 def _value(point: TrainPoint, name: str) -> float:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from clip_la.report.compare import compare
-from clip_la.report.curves import RC, EndLabel, add_end_labels, colour_of, label_log_axis, new_panels, save
+from clip_la.report.drawing import RC, EndLabel, add_end_labels, colour_of, label_log_axis, new_panels, save
 from clip_la.report.fit import LawComparison, PowerLaw, compare_laws, fit_power_law, limits_of
 from clip_la.report.runs import Run, RunError, read_runs
 from clip_la.report.summary import RunSummary, attention_label, nan_to_none
@@ -157,7 +157,7 @@ def scaling_json(scaling: Scaling) -> str:
 def scaling_figure(scaling: Scaling) -> Figure:
     """Points, laws and their bootstrap bands on two logarithmic axes."""
     with rc_context(RC):
-        figure, (axes,) = new_panels(["Loss over model size"])
+        (figure,), (axes,) = new_panels(["Loss over model size"], stacked=True)
         axes.set(xscale="log", yscale="log", xlabel="parameters", ylabel="loss")
         labels = []
         for kind, colour in scaling.colours.items():

@@ -6,14 +6,16 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from clip_la.attention.spec import AttentionSpec
-from clip_la.report.runs import EvalPoint, Run, TrainPoint
+from clip_la.report.points import EvalPoint, TrainPoint
+from clip_la.report.runs import Run
+from clip_la.report.text import duration, setting
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -36,16 +38,22 @@ class Validation:
 
 @dataclass(frozen=True)
 class ZeroShot:
-    """The last zero-shot evaluation on one set. Accuracies are fractions; None where not reported."""
+    """The last zero-shot evaluation on one set. Accuracies are fractions; None where not reported.
+
+    `classes` and `templates` name what was evaluated, with the hash that tells it from another of that name.
+    """
 
     name: str
     samples: int
     top1: float
     top1_low: float | None
     top1_high: float | None
+    top5: float | None
     chance: float | None
     num_images: int | None
     best_top1: float
+    classes: str | None
+    templates: str | None
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,10 @@ class RunSummary:
         data_wait: mean share of the time spent waiting for data.
         lost_by_cause: as of the last whole epoch, so it can add up to less than `lost_samples`.
         state: "finished", "running" or "stopped (why)".
+        peak_memory_bytes: the most that rank 0 has held; None where it was not logged.
         hours: logged time, with what was undone by resumes.
+        training_hours: the part of it in which samples were seen, without saving and evaluating.
+        undone_hours: the part of that whose work was undone by resumes.
     """
 
     name: str
@@ -69,6 +80,7 @@ class RunSummary:
     global_batch_size: int | None
     samples: int
     samples_total: int | None
+    seed: Any
     train_loss: float
     epoch_loss: float | None
     validation: tuple[Validation, ...]
@@ -81,7 +93,10 @@ class RunSummary:
     num_non_finite: int
     state: str
     num_resumes: int
+    peak_memory_bytes: int | None
     hours: float
+    training_hours: float
+    undone_hours: float
 
 
 def summarise(run: Run, now: float | None = None) -> RunSummary:
@@ -95,6 +110,7 @@ def summarise(run: Run, now: float | None = None) -> RunSummary:
         global_batch_size=run.start.get("global_batch_size"),
         samples=run.samples,
         samples_total=run.start.get("samples_total"),
+        seed=run.config.get("seed"),
         train_loss=float(smooth_losses(run.train)[-1]) if last else math.nan,
         epoch_loss=run.epochs[-1].loss if run.epochs else None,
         validation=tuple(_validation(name, points) for name, points in by_name(run.evals, "loss").items()),
@@ -107,8 +123,15 @@ def summarise(run: Run, now: float | None = None) -> RunSummary:
         num_non_finite=sum(not math.isfinite(point.loss) for point in run.train),
         state=_state(run, time.time() if now is None else now),
         num_resumes=run.num_resumes,
+        peak_memory_bytes=_peak_memory(run.train),
         hours=run.seconds / 3600,
+        training_hours=run.training_seconds / 3600,
+        undone_hours=run.undone_seconds / 3600,
     )
+
+
+_NAMED_OPTIONS = ("kind", "gain", "scale", "output_norm", "normalise_qk")
+_DEFAULTS = {field.name: field.default for field in fields(AttentionSpec)}
 
 
 def attention_label(spec: AttentionSpec) -> str:
@@ -120,7 +143,11 @@ def attention_label(spec: AttentionSpec) -> str:
         label += ", 1/N" if spec.scale == "length" else f", scale {spec.scale:.3g}"
     if spec.output_norm == "rms":
         label += ", RMS norm"
-    return label if spec.normalise_qk else f"{label}, raw q and k"
+    if not spec.normalise_qk:
+        label += ", raw q and k"
+    others = {name: getattr(spec, name) for name in _DEFAULTS if name not in _NAMED_OPTIONS}
+    changed = {name: value for name, value in others.items() if value != _DEFAULTS[name]}
+    return label + "".join(f", {name} {setting(value)}" for name, value in changed.items())
 
 
 def smooth_losses(points: Sequence[TrainPoint]) -> FloatArray:
@@ -181,10 +208,18 @@ def _zeroshot(name: str, points: Sequence[EvalPoint]) -> ZeroShot:
         top1=metric(last, "top1"),
         top1_low=last.metrics.get("top1_low"),
         top1_high=last.metrics.get("top1_high"),
+        top5=last.metrics.get("top5"),
         chance=chance_of(last),
         num_images=last.metrics.get("num_images"),
         best_top1=max(metric(point, "top1") for point in points),
+        classes=_named(last, "class_list"),
+        templates=_named(last, "templates"),
     )
+
+
+def _named(point: EvalPoint, key: str) -> str | None:
+    name, digest = point.metrics.get(key), point.metrics.get(f"{key}_hash")
+    return f"{name} ({digest})" if name and digest else name
 
 
 def _state(run: Run, now: float) -> str:
@@ -193,14 +228,12 @@ def _state(run: Run, now: float) -> str:
     silent = now - run.last_time
     if silent <= _SILENCE_SECONDS:
         return "running"
-    return f"stopped (no end logged, silent for {_duration(silent)})"
+    return f"stopped (no end logged, silent for {duration(silent)})"
 
 
-def _duration(seconds: float) -> str:
-    for unit, length in (("days", 86400.0), ("h", 3600.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds / 60:.0f} min"
+def _peak_memory(points: Sequence[TrainPoint]) -> int | None:
+    known = [point.peak_memory_bytes for point in points if math.isfinite(point.peak_memory_bytes)]
+    return int(max(known)) if known else None
 
 
 def _median(values: Sequence[float]) -> float:

@@ -6,13 +6,15 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from clip_la.report.compare import Comparison, Finding
+from clip_la.report.compare import Comparison
+from clip_la.report.findings import HIGH_DATA_WAIT, Finding
+from clip_la.report.kinds import PairedDifference
 from clip_la.report.summary import RunSummary, Validation, ZeroShot, nan_to_none
-from clip_la.report.text import EMPTY, count, evaluation, number, percent
+from clip_la.report.text import EMPTY, count, evaluation, hours, memory, number, percent, setting
 
 Row = Sequence[str]
 
@@ -22,21 +24,23 @@ class Column:
     """A column of the table: its header, its cell for a run, and where it is shown.
 
     A terminal and a README have room for the columns that are not `wide`; whatever is wrong in the
-    others is among the findings.
+    others is among the findings. A cell that `is_bad` is shown so on the page.
     """
 
     header: str
     cell: Callable[[RunSummary], str]
     numeric: bool = True
     wide: bool = False
+    is_bad: Callable[[RunSummary], bool] = lambda summary: False
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table as text: one row a run."""
+    """A table as text: one row a run; `bad` marks cells, in the same places."""
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+    bad: tuple[tuple[bool, ...], ...]
 
     @property
     def headers(self) -> list[str]:
@@ -45,27 +49,35 @@ class Table:
 
 def comparison_table(summaries: Sequence[RunSummary], wide: bool) -> Table:
     """The table people read, all of it if `wide`; columns that no run can fill are left out."""
+    batches = {summary.global_batch_size for summary in summaries}
     columns = [
         Column("Run", lambda s: s.name, numeric=False),
         Column("Attention", lambda s: s.attention, numeric=False),
-        Column("State", lambda s: s.state, numeric=False),
+        Column("State", lambda s: s.state, numeric=False, is_bad=lambda s: s.state != "finished"),
         Column("Parameters", lambda s: count(s.num_parameters)),
-        Column("Samples seen", _samples_cell),
-        Column("Training loss", lambda s: number(s.train_loss)),
+        Column("Batch", lambda s: _exact(s.global_batch_size), wide=True, is_bad=lambda _: len(batches) > 1),
+        Column("Seed", lambda s: EMPTY if s.seed is None else str(s.seed), wide=True),
+        Column("Samples seen", _samples_cell, is_bad=lambda s: s.samples < (s.samples_total or 0)),
+        Column("Training loss", lambda s: number(s.train_loss), is_bad=lambda s: math.isnan(s.train_loss)),
         *[_validation_column(name) for name in _names(s.validation for s in summaries)],
         *[column for name in _names(s.zeroshot for s in summaries) for column in _zeroshot_columns(name)],
+        Column("Samples/s", _speed_cell),
+        Column("Data wait", _wait_cell, wide=True, is_bad=lambda s: s.data_wait > HIGH_DATA_WAIT),
+        Column("Peak memory", lambda s: memory(s.peak_memory_bytes), wide=True),
+        Column("Training time", lambda s: hours(s.training_hours), wide=True),
         Column(
-            "Samples/s",
-            lambda s: EMPTY if math.isnan(s.samples_per_second) else f"{s.samples_per_second:.0f}",
+            "Skipped steps", lambda s: str(s.skipped_steps), wide=True, is_bad=lambda s: s.skipped_steps > 0
         ),
-        Column("Data wait", lambda s: EMPTY if math.isnan(s.data_wait) else percent(s.data_wait), wide=True),
-        Column("Skipped steps", lambda s: str(s.skipped_steps), wide=True),
-        Column("Lost samples", lambda s: str(s.lost_samples), wide=True),
+        Column("Lost samples", lambda s: str(s.lost_samples), wide=True, is_bad=lambda s: s.lost_samples > 0),
         Column("Model", lambda s: s.model, numeric=False, wide=True),
     ]
     shown = [column for column in columns if wide or not column.wide]
     filled = tuple(column for column in shown if any(column.cell(s) != EMPTY for s in summaries))
-    return Table(filled, tuple([column.cell(s) for column in filled] for s in summaries))
+    return Table(
+        filled,
+        tuple([column.cell(s) for column in filled] for s in summaries),
+        tuple(tuple(column.is_bad(s) for column in filled) for s in summaries),
+    )
 
 
 def text_table(headers: Row, rows: Sequence[Row]) -> str:
@@ -76,6 +88,31 @@ def text_table(headers: Row, rows: Sequence[Row]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
+
+
+def paired_rows(paired: Sequence[PairedDifference]) -> tuple[list[str], list[list[str]]]:
+    """Headers and rows of the differences between kinds, at least one; the baseline heads its column."""
+    headers = [
+        "Metric",
+        "Kind",
+        "Mean",
+        paired[0].first,
+        "Difference [95 %]",
+        "Each seed",
+        "Seeds say",
+    ]
+    return headers, [_paired_row(pair) for pair in paired]
+
+
+def _paired_row(pair: PairedDifference) -> list[str]:
+    shown = f"{pair.mean:+.4f}"
+    if pair.interval is not None:
+        shown += f" [{pair.interval[0]:+.4f}, {pair.interval[1]:+.4f}]"
+    each = ", ".join(
+        f"{seed}: {difference:+.4f}" for seed, difference in zip(pair.seeds, pair.differences, strict=True)
+    )
+    first, second = f"{pair.first_mean:.4f}", f"{pair.second_mean:.4f}"
+    return [pair.metric, pair.second, second, first, shown, each, pair.verdict]
 
 
 def markdown(comparison: Comparison) -> str:
@@ -111,12 +148,21 @@ def csv_text(summaries: Sequence[RunSummary]) -> str:
     return buffer.getvalue()
 
 
-def json_text(comparison: Comparison) -> str:
-    """Everything the report knows, for programs. NaN is null."""
+def json_text(comparison: Comparison, diagnostics: Mapping[str, Any]) -> str:
+    """Everything the report knows, for programs. NaN is null. `diagnostics`: of each run that has any."""
     content = {
-        "runs": [asdict(summary) for summary in comparison.summaries],
+        "runs": [
+            {**asdict(summary), "model_facts": asdict(comparison.facts[summary.name])}
+            for summary in comparison.summaries
+        ],
         "config": asdict(comparison.config),
         "findings": [asdict(finding) for finding in comparison.findings],
+        "kinds": [
+            {"label": kind.label, "runs": list(map(list, kind.runs.items())), "repeats": kind.repeats}
+            for kind in comparison.kinds
+        ],
+        "diagnostics": diagnostics,
+        "paired_differences": [{**asdict(pair), "verdict": pair.verdict} for pair in comparison.paired],
     }
     return json.dumps(nan_to_none(content), indent=2, allow_nan=False, default=str) + "\n"
 
@@ -134,6 +180,18 @@ def _samples_cell(summary: RunSummary) -> str:
     if total is None or total == summary.samples:
         return count(summary.samples)
     return f"{count(summary.samples)} of {count(total)}"
+
+
+def _exact(value: int | None) -> str:
+    return EMPTY if value is None else setting(value)
+
+
+def _speed_cell(summary: RunSummary) -> str:
+    return EMPTY if math.isnan(summary.samples_per_second) else f"{summary.samples_per_second:.0f}"
+
+
+def _wait_cell(summary: RunSummary) -> str:
+    return EMPTY if math.isnan(summary.data_wait) else percent(summary.data_wait)
 
 
 def _validation_column(name: str) -> Column:

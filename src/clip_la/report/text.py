@@ -33,6 +33,24 @@ def percent(fraction: float | None, decimals: int = 1) -> str:
     return f"{100 * fraction:.{decimals}f} %" if math.isfinite(fraction) else "NaN"
 
 
+def duration(seconds: float) -> str:
+    """5 min, 3 h, 12 days."""
+    for unit, length in (("days", 86400.0), ("h", 3600.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
+
+
+def memory(value: float | None) -> str:
+    """Bytes as 1.23 GiB."""
+    return EMPTY if value is None or not math.isfinite(value) else f"{value / 2**30:.2f} GiB"
+
+
+def hours(value: float) -> str:
+    """A time: 1.25 h, or minutes and seconds below an hour."""
+    return f"{value:.2f} h" if value >= 1 else f"{60 * value:.1f} min"
+
+
 def setting(value: Any) -> str:
     """A config value or an exact count: text as it is, 400 000 000, true, null, [1, 2]."""
     if isinstance(value, str):

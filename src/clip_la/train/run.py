@@ -21,6 +21,7 @@ from clip_la.config import RunConfig
 from clip_la.data.loader import TrainLoader
 from clip_la.distributed import World
 from clip_la.metrics import MetricsLog, build_sinks
+from clip_la.model_size import NotEstimatedError, model_shape, training_flops
 from clip_la.openclip import load_softmax_weights, tower_of
 from clip_la.train import resume
 from clip_la.train.contrast import Contrast
@@ -216,6 +217,15 @@ def _count_tower_parameters(model: nn.Module) -> dict[str, int]:
     return {tower: towers[tower] for tower in ("image", "text")}
 
 
+def _sample_flops(run: Run) -> float | None:
+    """Of training on one sample, by the model's config; None where it can't be estimated."""
+    try:
+        shape = model_shape(run.bundle.model_config)
+    except NotEstimatedError:
+        return None
+    return training_flops(shape, run.global_batch, recompute=False)
+
+
 def _announce(run: Run, *, resumed: bool) -> None:
     spec, model = run.bundle.spec, run.bundle.model
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -242,6 +252,7 @@ def _announce(run: Run, *, resumed: bool) -> None:
         attention=spec.to_config(),
         num_parameters=num_parameters,
         tower_parameters=tower_parameters,
+        sample_flops=_sample_flops(run),
         versions=resume.versions(),
         resumed=resumed,
         samples_total=run.clock.total_samples,
