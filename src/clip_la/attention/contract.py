@@ -24,12 +24,15 @@ class Options:
         causal: query i sees the keys 0..i.
         scale: Eq. 7's factor; None for 1/M, so that no length becomes a constant of a traced graph.
         normalise: rows of q and k are divided by their norms (Eq. 7: always).
+        centre_values: v less its mean over the keys takes the place of v; not causal. The ops see to it: a
+            backend gets the centred values.
     """
 
     kind: str
     causal: bool
     scale: float | None
     normalise: bool
+    centre_values: bool = False
 
     @property
     def has_denominator(self) -> bool:

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clip_la.attention.masks import require_causal
-from clip_la.attention.mixing import mix_grid, mix_sequence
 from clip_la.attention.op import linear_attention, packed_linear_attention
 from clip_la.attention.spec import AttentionSpec
 
@@ -31,8 +30,6 @@ class LinearAttention(nn.MultiheadAttention):
         spec: the kind of attention and its options.
         causal: token i attends to tokens 0..i. This is decided here: calls need no mask, and the causal mask
             that they may hand over is only recognised.
-        grid: rows and columns of the patches, which are the last tokens of a sequence; needed where the spec
-            mixes values and the attention isn't causal.
 
     Raises:
         ValueError: a softmax spec.
@@ -45,7 +42,6 @@ class LinearAttention(nn.MultiheadAttention):
         *,
         spec: AttentionSpec,
         causal: bool,
-        grid: tuple[int, int] | None = None,
         bias: bool = True,
         device: Any = None,
         dtype: torch.dtype | None = None,
@@ -59,17 +55,10 @@ class LinearAttention(nn.MultiheadAttention):
         self.causal = causal
         # Else nn.TransformerEncoderLayer would hand our weights to its fused softmax inference.
         self._qkv_same_embed_dim = False
-        self.grid = grid
-        self._add_own_parameters()
+        self.gain = self._initial_gain() if spec.gain == "learned" else None
 
     @classmethod
-    def from_softmax(
-        cls,
-        mha: nn.MultiheadAttention,
-        spec: AttentionSpec,
-        causal: bool,
-        grid: tuple[int, int] | None = None,
-    ) -> LinearAttention:
+    def from_softmax(cls, mha: nn.MultiheadAttention, spec: AttentionSpec, causal: bool) -> LinearAttention:
         """A LinearAttention that adopts the Parameter objects of `mha`; no random number is drawn.
 
         Raises:
@@ -81,24 +70,18 @@ class LinearAttention(nn.MultiheadAttention):
             mha.num_heads,
             spec=spec,
             causal=causal,
-            grid=grid,
             bias=mha.in_proj_bias is not None,
             device="meta",
         )
         adopted.in_proj_weight, adopted.in_proj_bias = mha.in_proj_weight, mha.in_proj_bias
         adopted.out_proj = mha.out_proj
-        adopted._add_own_parameters()
+        if adopted.gain is not None:
+            adopted.gain = adopted._initial_gain()
         return adopted.train(mha.training)
 
-    def _add_own_parameters(self) -> None:
-        """What nn.MultiheadAttention hasn't, where the weights are: a gain of sqrt(D), no mixing yet."""
-        like, spec = self.in_proj_weight, self.spec
-        self.gain = self.value_mixing = None
-        if spec.gain == "learned":
-            self.gain = nn.Parameter(like.new_full((self.num_heads,), math.sqrt(self.head_dim)))
-        if spec.value_mixing == "conv":
-            taps = (3,) if self.causal else (3, 3)
-            self.value_mixing = nn.Parameter(like.new_zeros((self.embed_dim, *taps)))
+    def _initial_gain(self) -> nn.Parameter:
+        weight = self.in_proj_weight
+        return nn.Parameter(weight.new_full((self.num_heads,), math.sqrt(self.head_dim)))
 
     def forward(
         self,
@@ -131,56 +114,15 @@ class LinearAttention(nn.MultiheadAttention):
             "gain": self._gain(),
             "key_padding_mask": key_padding_mask,
             "normalise_qk": self.spec.normalise_qk,
+            "centre_values": self.spec.centre_values and not self.causal,
         }
         if query is key and key is value:
-            if self.spec.centre_tokens:
-                query = self._centred(query)
-            packed = self._map_features(self._project_packed(query))
-            values = packed[:, :, 2]
-            out = packed_linear_attention(packed, **options)
-            if self.spec.drop_constant:
-                v = packed[:, :, 2].float()
-                total = v.cumsum(1) if self.causal else v.sum(1, keepdim=True)
-                out = out - (total / v.shape[1]).to(out.dtype).transpose(1, 2)
+            out = packed_linear_attention(self._project_packed(query), **options)
         else:
             out = linear_attention(*self._project(query, key, value), **options)
         if self.spec.output_norm == "rms":
             out = F.rms_norm(out, out.shape[-1:], eps=RMS_EPS)
-        out = out.transpose(1, 2).flatten(2)
-        if self.value_mixing is not None:
-            out = out + self._mix(values.flatten(2))
-        return self.out_proj(out), None
-
-    def _mix(self, values: Tensor) -> Tensor:
-        if self.causal:
-            return mix_sequence(values, self.value_mixing)
-        return mix_grid(values, self.value_mixing, self.grid)
-
-    def _centred(self, x):
-        if self.spec.centre_where == ("image" if self.causal else "text"):
-            return x
-        if self.causal:
-            counts = torch.arange(1, x.shape[1] + 1, device=x.device)
-            counts = counts.reshape(-1, *[1] * (x.ndim - 2))
-            return x - (x.cumsum(1, dtype=torch.float32) / counts).to(x.dtype)
-        return x - x.mean(1, keepdim=True)
-
-    def _map_features(self, packed: Tensor) -> Tensor:
-        spec = self.spec
-        if not (spec.feature_map != "none" or spec.centre_keys or spec.centre_queries or spec.centre_values):
-            return packed
-        q, k, v = packed.unbind(2)
-        if spec.feature_map == "exp":
-            q, k = q.softmax(-1), k.softmax(-1)
-        elif spec.feature_map == "relu2":
-            q, k = q.relu().square(), k.relu().square()
-        if spec.centre_keys:
-            k = self._centred(k)
-        if spec.centre_queries:
-            q = self._centred(q)
-        if spec.centre_values:
-            v = self._centred(v)
-        return torch.stack((q, k, v), 2)
+        return self.out_proj(out.transpose(1, 2).flatten(2)), None
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_heads={self.num_heads}, spec={self.spec}, causal={self.causal}"

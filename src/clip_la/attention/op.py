@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clip_la.attention.contract import Forward, Gradients, Inputs, Options, empty_forward
+from clip_la.attention.contract import Forward, Gradients, Inputs, Options, accumulator, empty_forward
 from clip_la.attention.dispatch import implementation, which
 
 KINDS = ("eq4", "eq7")
@@ -36,6 +36,7 @@ def linear_attention(
     gain: float | Tensor | None = None,
     key_padding_mask: Tensor | None = None,
     normalise_qk: bool = True,
+    centre_values: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     """Linear attention of q (B, H, N, D) to k (B, H, M, D) and v (B, H, M, E): (B, H, N, E).
@@ -53,6 +54,8 @@ def linear_attention(
         gain: Eq. 7 only. None for the paper's 1, a number, or a Tensor (H,).
         key_padding_mask: bool (B, M), True where a key is to be ignored.
         normalise_qk: Eq. 4 only. False takes q and k as they are.
+        centre_values: only Eq. 7 that isn't causal. v less its mean over the keys takes the place of v, so
+            that the constant part vanishes: o_i = scale gain_h sum_n q^_i.k^_n (v_n - mean v).
         backend: "auto", or one of `BACKENDS`.
 
     Raises:
@@ -63,9 +66,14 @@ def linear_attention(
     num_keys = None
     if key_padding_mask is not None:
         _check_padding(key_padding_mask, k)
-        k, v = (x.masked_fill(key_padding_mask[:, None, :, None], 0.0) for x in (k, v))
+        padded = key_padding_mask[:, None, :, None]
+        k, v = (x.masked_fill(padded, 0.0) for x in (k, v))
         num_keys = _count_keys(key_padding_mask, q, causal) if kind == "eq4" else None
-    return _attend([q, k, v], num_keys, kind, causal, scale, gain, normalise_qk, backend)
+        if centre_values:  # the op's own mean is over all rows, and is nearly 0 after this
+            mean = _sum(v) / (~padded).sum(2, keepdim=True).clamp(min=1)
+            v = (v - mean).to(v.dtype).masked_fill(padded, 0.0)
+    options = (kind, causal, scale, gain, normalise_qk, centre_values, backend)
+    return _attend([q, k, v], num_keys, *options)
 
 
 def packed_linear_attention(
@@ -77,6 +85,7 @@ def packed_linear_attention(
     gain: float | Tensor | None = None,
     key_padding_mask: Tensor | None = None,
     normalise_qk: bool = True,
+    centre_values: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     """`linear_attention` of a packed projection (B, N, 3, H, D) to itself: (B, H, N, D); see there.
@@ -94,11 +103,12 @@ def packed_linear_attention(
             gain=gain,
             key_padding_mask=key_padding_mask,
             normalise_qk=normalise_qk,
+            centre_values=centre_values,
             backend=backend,
         )
     (packed,) = _autocast(packed)
     _check_inputs(*_unpack([packed]), causal)
-    return _attend([packed], None, kind, causal, scale, gain, normalise_qk, backend)
+    return _attend([packed], None, kind, causal, scale, gain, normalise_qk, centre_values, backend)
 
 
 def _attend(
@@ -109,15 +119,21 @@ def _attend(
     scale: str | float | None,
     gain: float | Tensor | None,
     normalise_qk: bool,
+    centre_values: bool,
     backend: str,
 ) -> Tensor:
     q = _unpack(qkv)[0]
     _check_options(kind, scale, gain, normalise_qk, q)
+    if centre_values and (kind != "eq7" or causal):
+        raise ValueError(
+            f"centre_values was asked of {'causal ' if causal else ''}{kind}; it belongs to Eq. 7 that isn't "
+            "causal"
+        )
     if isinstance(gain, (int, float)):
         gain = torch.full((q.shape[1],), float(gain), dtype=torch.float32, device=q.device)
     factor = None if scale == "length" else 0.5 if scale is None else float(scale)
     outputs = torch.ops.clip_la.linear_attention(
-        qkv, gain, num_keys, kind, causal, factor, normalise_qk, backend
+        qkv, gain, num_keys, kind, causal, factor, normalise_qk, centre_values, backend
     )
     return Forward(*outputs).out
 
@@ -134,7 +150,19 @@ def _implementation(inputs: Inputs, backend: str) -> ModuleType:
     return implementation(which(inputs.q.device, inputs.q.dtype, head_size=head_size, backend=backend))
 
 
-_OPTIONS = "str kind, bool causal, float? scale, bool normalise, str backend"
+def _with_centred_values(inputs: Inputs) -> Inputs:
+    if not inputs.options.centre_values:
+        return inputs
+    v = inputs.v
+    return inputs._replace(v=(v - _sum(v) / max(v.shape[2], 1)).to(v.dtype))
+
+
+def _sum(v: Tensor) -> Tensor:
+    """The sum over the keys: (B, H, 1, E), float32 or float64."""
+    return v.sum(2, keepdim=True, dtype=accumulator(v.dtype))
+
+
+_OPTIONS = "str kind, bool causal, float? scale, bool normalise, bool centre_values, str backend"
 
 
 @torch.library.custom_op(
@@ -147,8 +175,12 @@ def _forward_op(qkv: Sequence[Tensor], gain: Tensor | None, num_keys: Tensor | N
     """The fields of `Forward`. *args: those of `Options` and the name of the backend."""
     inputs = Inputs(*_unpack(qkv), gain, num_keys, Options(*args[:-1]))
     result = empty_forward(inputs)
+    centred = _with_centred_values(inputs)
     with _no_autocast(inputs.q):
-        _implementation(inputs, args[-1]).forward(inputs, result)
+        _implementation(inputs, args[-1]).forward(centred, result)
+    if inputs.options.centre_values:
+        # The rounding of v less its mean is biased, and its sum over the keys is not small beside the output.
+        result.out.sub_(inputs.scale * _sum(centred.v))
     return result
 
 
@@ -171,7 +203,11 @@ def _backward_op(
     inputs = Inputs(*_unpack(qkv), gain, None, Options(*args[:-1]))
     result = Gradients(*_unpack(gradients), dgain)
     with _no_autocast(inputs.q):
-        _implementation(inputs, args[-1]).backward(dout, inputs, Forward(*saved), result)
+        _implementation(inputs, args[-1]).backward(
+            dout, _with_centred_values(inputs), Forward(*saved), result
+        )
+        if inputs.options.centre_values:
+            result.dv.sub_(_sum(result.dv) / max(result.dv.shape[2], 1))
     return gradients if dgain is None else [*gradients, dgain]
 
 

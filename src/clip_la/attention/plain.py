@@ -35,6 +35,8 @@ def plain_linear_attention(
         q, k = (torch.nn.functional.normalize(x, dim=-1, eps=NORM_FLOOR) for x in (q, k))
     if gain is not None:
         q = q * gain.to(q.dtype)[:, None, None]
+    if options.centre_values:
+        v = v - v.mean(-2, keepdim=True)
     sums = _causal_sums if options.causal else _sums
     if options.has_denominator:
         weighted, dots, visible = sums(q, k, v)

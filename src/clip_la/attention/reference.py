@@ -61,8 +61,9 @@ def eq7_attention(
     scale: str | float | None = None,
     gain: float | Tensor | None = None,
     key_padding_mask: Tensor | None = None,
+    centre_values: bool = False,
 ) -> Tensor:
-    """o_i = scale * sum_n (1 + gain_h q^_i.k^_n) v_n.
+    """o_i = scale * sum_n (1 + gain_h q^_i.k^_n) v_n, or with v_n less the mean of v over the visible keys.
 
     scale: None for the paper's 1/2, "length" for 1/M (all tokens of the call, padded ones too), or a number.
     gain: None for the paper's 1, a number, or one number a head, (H,).
@@ -75,6 +76,9 @@ def eq7_attention(
         gain = gain.to(q.dtype)[:, None, None]
     visible = _visible_keys(q, k, causal, key_padding_mask)
     weights = 1 + (1.0 if gain is None else gain) * (_normalise(q) @ _normalise(k).mT)
+    if centre_values:
+        shares = visible.to(v.dtype) / visible.sum(-1, keepdim=True).clamp(min=1)
+        v = v - shares[..., :1, :] @ v
     return float(scale) * (weights.masked_fill(~visible, 0.0) @ v)
 
 

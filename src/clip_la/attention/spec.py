@@ -25,11 +25,9 @@ class AttentionSpec:
         output_norm: "none", or "rms": each head's output divided by its RMS before out_proj.
         normalise_qk: Eq. 4 with L2-normalised q and k (default) or with raw ones. Eq. 7 always
             normalises.
-        feature_map: "none", or what is applied to q and k before they are normalised: "exp" (softmax over
-            the features of a head) or "relu2" (squared ReLU).
-        centre_keys: keys less their mean over the tokens that a query sees.
-        value_mixing: "none", or "conv": a depthwise convolution of the values is added to the output, over
-            3 x 3 patches in the image tower, over the token and the two before it in causal attention.
+        centre_values: Eq. 7 of values less their mean over the tokens, which leaves nothing of the constant
+            part: O = scale * gain * sum_n q^.k^_n (v_n - mean v). Where attention is causal (the text tower)
+            it changes nothing.
 
     Raises:
         ValueError: a value outside the above, or an option that the kind does not have.
@@ -40,31 +38,22 @@ class AttentionSpec:
     gain: str | float = "none"
     output_norm: str = "none"
     normalise_qk: bool = True
-    feature_map: str = "none"
-    centre_keys: bool = False
-    value_mixing: str = "none"
-    centre_queries: bool = False
     centre_values: bool = False
-    centre_where: str = "both"
-    centre_tokens: bool = False
-    drop_constant: bool = False
 
     def __post_init__(self) -> None:
         _check_choice("kind", self.kind, KINDS)
         _check_number_or("scale", self.scale, ("none", "length"))
         _check_number_or("gain", self.gain, ("none", "learned"))
         _check_choice("output_norm", self.output_norm, ("none", "rms"))
-        _check_choice("feature_map", self.feature_map, ("none", "exp", "relu2"))
-        _check_choice("value_mixing", self.value_mixing, ("none", "conv"))
-        for name in ("normalise_qk", "centre_keys", "centre_queries", "centre_values"):
+        for name in ("normalise_qk", "centre_values"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"attention.{name} is {getattr(self, name)!r}; expected true or false")
         if self.kind != "eq7":
-            self._refuse_changed("scale", "gain")
+            self._refuse_changed("scale", "gain", "centre_values")
         if self.kind != "eq4":
             self._refuse_changed("normalise_qk")
         if self.kind == "softmax":
-            self._refuse_changed("output_norm", "feature_map", "centre_keys", "value_mixing")
+            self._refuse_changed("output_norm")
 
     def _refuse_changed(self, *names: str) -> None:
         defaults = {field.name: field.default for field in fields(self)}
