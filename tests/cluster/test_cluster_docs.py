@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clip_la import exit_codes
+from quoted_messages import is_in, sources
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
 DOCS = (REPO_ROOT / "docs" / "cluster.md").read_text()
@@ -25,14 +26,6 @@ SLURM_FLAGS = {
 CODES = {value for name, value in vars(exit_codes).items() if name.startswith("EXIT_")}
 
 
-def sources() -> str:
-    """All of src/ and slurm/, with adjacent string literals joined and every expansion a `…`."""
-    python = "\n".join(file.read_text() for file in sorted((REPO_ROOT / "src").rglob("*.py")))
-    python = re.sub(r"\{[^{}\n]*\}", "…", re.sub(r'" *\n *f?"', "", python))
-    shell = "\n".join(file.read_text() for file in sorted((REPO_ROOT / "slurm").iterdir()))
-    return python + re.sub(r"\$\{[^{}]*\}|\$\w+|\$[*@]", "…", re.sub(r'" *\\\n *"', " ", shell))
-
-
 SOURCES = sources()
 DYING = re.findall(r'die (\d+) "([^\n]*)', SOURCES)
 
@@ -42,18 +35,6 @@ def rows() -> list[tuple[list[str], str]]:
     table = DOCS.split("## When it fails")[1]
     cells = [line.split(" | ") for line in table.splitlines() if line.startswith("| ") and "---" not in line]
     return [(re.findall(r"`([^`]+)`", cell[0]), cell[1].strip()) for cell in cells[1:]]
-
-
-def fragments(message: str) -> list[str]:
-    """What of a quoted message is constant: N, M, HOST, x, y and … stand for what varies."""
-    parts = re.split(r"…|\b[NMxy]\b|\bHOST\b", message)
-    return [part.strip(" ;,-") for part in parts if len(part.strip(" ;,-")) > 2]
-
-
-def is_in(message: str, text: str) -> bool:
-    found = fragments(message)
-    assert found, message
-    return all(part in text for part in found)
 
 
 @pytest.mark.parametrize("message", [message for messages, _ in rows() for message in messages])

@@ -98,6 +98,24 @@ def test_the_card_has_the_run_s_figures(exported: Path, run_folder: Path) -> Non
     assert "library_name: open_clip" in card
 
 
+def test_what_only_a_person_knows_is_marked_or_given(
+    exported: Path, run_folder: Path, tmp_path: Path
+) -> None:
+    card = (exported / "README.md").read_text()
+    assert card.count("**TO FILL IN:**") == 4
+    assert "One run with seed 0" in card
+    assert "not finished" not in card
+    (tmp_path / "about.md").write_text("## Intended use\n\nTests of colours.\n")
+    flags = ["--out", str(tmp_path / "out"), "--about", str(tmp_path / "about.md")]
+    assert main(["export", str(run_folder), *flags]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "Tests of colours." in card
+    assert "TO FILL IN" not in card
+    assert (
+        main(["export", str(run_folder), "--out", str(tmp_path / "b"), "--about", "absent.md"]) == EXIT_USAGE
+    )
+
+
 def test_the_card_holds_no_private_path(exported: Path, run_folder: Path) -> None:
     card = (exported / "README.md").read_text()
     assert str(run_folder.parent) not in card

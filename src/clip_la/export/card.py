@@ -18,6 +18,14 @@ from clip_la.report.text import number, percent, setting
 from clip_la.version import __version__
 
 PAPER = "https://arxiv.org/abs/2604.10064"
+TO_FILL_IN = "TO FILL IN"
+_PUBLISHER_SECTIONS = {
+    "Intended use": "what the model is for, who should use it, and what it must not be used for",
+    "Training data": "where the pairs come from, their licence, how they were filtered, what is known of the "
+    "languages, people and biases in them",
+    "Limits and risks": "what was tried and failed, groups or subjects that it serves badly, checks made",
+    "Licence, authors, contact": "the licence of the weights, who made them, where to write, what to cite",
+}
 _HIDDEN_SETTINGS = {"logs", "name", "resume", "report_to", "wandb_notes", "wandb_project_name", "device"}
 
 
@@ -41,6 +49,7 @@ def write_card(
     *,
     repo: str | None = None,
     checks: Sequence[TowerCheck] = (),
+    about: str | None = None,
 ) -> str:
     """The card as Markdown with the hub's front matter.
 
@@ -48,6 +57,7 @@ def write_card(
         facts: of the run; None where nothing is known of the training.
         repo: the hub repository that it goes to, for the loading example.
         checks: of the ONNX files beside it, if any.
+        about: the publisher's own sections, Markdown; None for `publisher_template()`.
     """
     title = repo.rpartition("/")[2] if repo else bundle.model_name
     sections = [
@@ -56,10 +66,12 @@ def write_card(
         _what_it_is(bundle),
         _how_to_load(bundle, repo),
         _onnx(checks),
+        (publisher_template() if about is None else about).strip(),
         _training(facts)
         if facts
         else "## Training\n\nThis model was exported without the run that trained it.",
         _results(facts) if facts else "",
+        _known_limits(bundle, facts),
         _settings(facts) if facts else "",
         f"Exported by clip_la {__version__}.",
     ]
@@ -120,6 +132,27 @@ def _onnx(checks: Sequence[TowerCheck]) -> str:
         "operations, for any batch size; `onnx/check.json` has the logit scale and the preprocessing.\n\n"
         "| File | Input | Output | Largest difference from torch |\n|---|---|---|---:|\n" + "\n".join(rows)
     )
+
+
+def publisher_template() -> str:
+    """The sections that only the person who publishes the model can write, each with what belongs in it."""
+    sections = [f"## {title}\n\n**{TO_FILL_IN}:** {what}." for title, what in _PUBLISHER_SECTIONS.items()]
+    return "\n\n".join(sections)
+
+
+def _known_limits(bundle: ClipBundle, facts: Facts | None) -> str:
+    """What follows from the facts, so that a reader doesn't take the figures for more than they are."""
+    size = bundle.preprocess_config["size"]
+    known = [f"Made for pictures of {size} pixels; nothing is said here of other sizes."]
+    if facts is None or not facts.evaluations:
+        known.append("No evaluation comes with it.")
+    else:
+        known.append("Nothing is known of tasks and sets other than those above.")
+    if facts is not None:
+        known.append(f"One run with seed {facts.config.get('seed')}: another seed gives other figures.")
+        if facts.samples < facts.samples_total:
+            known.append("Its training was not finished: see the samples seen.")
+    return "## Limits that follow from the above\n\n" + "\n".join(f"- {line}" for line in known)
 
 
 def _training(facts: Facts) -> str:

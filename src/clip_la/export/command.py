@@ -12,7 +12,7 @@ from clip_la.bundle import ClipBundle
 from clip_la.config import ConfigError
 from clip_la.export.card import write_card
 from clip_la.export.facts import Facts, read_facts
-from clip_la.export.hub import refuse_occupied, write_hub_folder, write_safetensors
+from clip_la.export.hub import CARD_FILE, refuse_occupied, write_hub_folder, write_safetensors
 from clip_la.export.onnx import TowerCheck, require_packages, write_onnx
 from clip_la.export.push import check_login, push_folder
 from clip_la.model_choice import HUB_CONFIG_FILE, ModelChoice, add_model_arguments, load_model
@@ -38,12 +38,15 @@ class ExportOptions:
     push_to_hub: str | None = None
     public: bool = False
     force: bool = False
+    about: Path | None = None
 
     def __post_init__(self) -> None:
         if self.out is None and self.safetensors is None:
             raise ConfigError("nothing to write: give --out DIR, --safetensors FILE, or both")
         if self.out is None and (self.onnx or self.push_to_hub):
             raise ConfigError("--onnx and --push-to-hub need --out DIR")
+        if self.about is not None and not self.about.is_file():
+            raise ConfigError(f"--about: there is no file at {self.about}")
         if self.public and not self.push_to_hub:
             raise ConfigError("--public belongs to --push-to-hub OWNER/NAME")
 
@@ -69,6 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--public", action="store_true", help="make the new repository public")
     add("--force", action="store_true", help="replace an earlier export")
+    add(
+        "--about",
+        type=Path,
+        metavar="FILE",
+        help="Markdown for the model card: intended use, data, limits, licence (default: a form to fill in)",
+    )
 
 
 def run_export(choice: ModelChoice, options: ExportOptions) -> list[str]:
@@ -94,6 +103,8 @@ def run_export(choice: ModelChoice, options: ExportOptions) -> list[str]:
         made.append(
             f"hub folder: {options.out} (open_clip.create_model_and_transforms('local-dir:{options.out}'))"
         )
+        if options.about is None:
+            made.append(f"model card: {options.out / CARD_FILE} has sections to fill in (see --about)")
         made += [f"ONNX: {check.file}, within {check.max_abs_difference:.1e} of torch" for check in checks]
     if options.push_to_hub and options.out is not None:
         made.append(f"pushed: {push_folder(options.out, options.push_to_hub, private=not options.public)}")
@@ -122,11 +133,12 @@ def _write_folder(
     bundle: ClipBundle, facts: Facts | None, out: Path, options: ExportOptions
 ) -> Sequence[TowerCheck]:
     checks: list[TowerCheck] = []
+    about = None if options.about is None else options.about.read_text(encoding="utf-8")
 
     def fill(partial: Path) -> str:
         if options.onnx:
             checks.extend(write_onnx(bundle, partial / ONNX_FOLDER))
-        return write_card(bundle, facts, repo=options.push_to_hub, checks=checks)
+        return write_card(bundle, facts, repo=options.push_to_hub, checks=checks, about=about)
 
     write_hub_folder(bundle, out, fill, force=options.force)
     return checks
