@@ -23,12 +23,10 @@ from typing import Any, NamedTuple
 
 from clip_la.attention.spec import AttentionSpec
 from clip_la.data.demo import build_demo_data
-from clip_la.report.runs import Run, read_runs
+from clip_la.report.runs import Run, read_usable_runs
 from clip_la.reproduce.trainings import Training, train_all
 
 GAIN: dict[str, Any] = {"kind": "eq7", "gain": "learned", "scale": "length"}
-KEYS = {**GAIN, "centre_keys": True}
-VALUES = {**GAIN, "centre_values": True}
 VARIANTS: dict[str, dict[str, Any]] = {
     "softmax": {"kind": "softmax"},
     "eq4": {"kind": "eq4"},
@@ -39,25 +37,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gain-paper-scale": {"kind": "eq7", "gain": "learned"},
     "gain-rms": {"kind": "eq7", "gain": "learned", "output_norm": "rms"},
     "gain": GAIN,
-    "gain-32": {**GAIN, "gain": 32},
-    "relu2": {**GAIN, "feature_map": "relu2"},
-    "exp": {**GAIN, "feature_map": "exp"},
-    "mixing": {**GAIN, "value_mixing": "conv"},
-    "keys": KEYS,
-    "keys-8": {**KEYS, "gain": 8},
-    "keys-16": {**KEYS, "gain": 16},
-    "keys-32": {**KEYS, "gain": 32},
-    "keys-no-gain": {"kind": "eq7", "scale": "length", "centre_keys": True},
-    "keys-paper-scale": {"kind": "eq7", "gain": "learned", "centre_keys": True},
-    "keys-rms": {**KEYS, "output_norm": "rms"},
-    "keys-queries": {**KEYS, "centre_queries": True},
-    "keys-values": {**KEYS, "centre_values": True},
-    "values": VALUES,
-    "values-image": {**VALUES, "centre_where": "image"},
-    "values-text": {**VALUES, "centre_where": "text"},
-    "tokens": {**GAIN, "centre_tokens": True},
-    "no-constant": {**GAIN, "drop_constant": True},
-    "keys-no-constant": {**KEYS, "drop_constant": True},
+    "gain-16": {**GAIN, "gain": 16},
+    "centred": {**GAIN, "centre_values": True},
+    "centred-16": {**GAIN, "gain": 16, "centre_values": True},
+    "centred-no-gain": {"kind": "eq7", "scale": "length", "centre_values": True},
 }
 COMMON: dict[str, Any] = {
     "batch_size": 64,
@@ -134,7 +117,7 @@ class Setting(NamedTuple):
 def format_table(folders: Sequence[Path]) -> str:
     """Markdown: for each setting, the variants at their best learning rate, best first."""
     groups: dict[Setting, dict[tuple[str, float], list[Run]]] = defaultdict(lambda: defaultdict(list))
-    for run in read_runs(folders):
+    for run in read_usable_runs(folders)[0]:
         if run.end is not None and run.end.reason == "finished":
             groups[_setting(run)][_variant(run), float(run.config["lr"])].append(run)
     return "\n\n".join(_table(setting, groups[setting]) for setting in sorted(groups))

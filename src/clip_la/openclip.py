@@ -118,7 +118,6 @@ def install_attention(model: CLIP | CustomTextCLIP, spec: AttentionSpec) -> None
     model.attention_spec = spec
     for tower, transformer, causal in _native_transformers(model, spec):
         transformer.attention_spec = spec
-        grid = model.visual.grid_size if tower == "image" and spec.value_mixing != "none" else None
         transformer.register_load_state_dict_pre_hook(_refuse_other_attention)
         if spec.kind == "softmax":
             continue
@@ -130,7 +129,7 @@ def install_attention(model: CLIP | CustomTextCLIP, spec: AttentionSpec) -> None
                     f"attention {spec} needs OpenCLIP's default blocks; the {tower} tower has "
                     f"{type(block).__name__} (a block_type, qk_norm or scale_* entry in its config)"
                 )
-            block.attn = LinearAttention.from_softmax(block.attn, spec, causal=causal, grid=grid)
+            block.attn = LinearAttention.from_softmax(block.attn, spec, causal=causal)
         transformer.register_buffer(_tag_name(spec), _encode_spec(spec))
 
 
@@ -259,7 +258,7 @@ def load_softmax_weights(model: CLIP | CustomTextCLIP, path: str | Path) -> None
     own = [
         key
         for key in keys.missing_keys
-        if key.rpartition(".")[2] not in (_tag_name(model.attention_spec), "gain", "value_mixing")
+        if key.rpartition(".")[2] not in (_tag_name(model.attention_spec), "gain")
     ]
     if own or keys.unexpected_keys:
         raise WeightsError(f"{path} doesn't fit the model: missing {own}, unexpected {keys.unexpected_keys}")
