@@ -51,6 +51,7 @@ class ModelChoice:
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> ModelChoice:
+        """What the command line says; see `add_model_arguments`."""
         return cls(args.checkpoint, args.model, args.pretrained, args.precision)
 
     def __str__(self) -> str:

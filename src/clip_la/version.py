@@ -1,1 +1,3 @@
+"""The version of this package; its metadata reads it here."""
+
 __version__ = "0.1.0"

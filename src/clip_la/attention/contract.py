@@ -36,6 +36,7 @@ class Options:
 
     @property
     def has_denominator(self) -> bool:
+        """Whether the output is divided by the sum of its weights."""
         return self.kind == "eq4"
 
 

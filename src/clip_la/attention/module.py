@@ -125,6 +125,7 @@ class LinearAttention(nn.MultiheadAttention):
         return self.out_proj(out.transpose(1, 2).flatten(2)), None
 
     def extra_repr(self) -> str:
+        """What `print(model)` shows of this layer."""
         return f"{self.embed_dim}, num_heads={self.num_heads}, spec={self.spec}, causal={self.causal}"
 
     def _gain(self) -> float | Tensor | None:

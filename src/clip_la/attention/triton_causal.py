@@ -147,6 +147,7 @@ def write_tile_dq(dout, q, k, v, q_norms, k_norms, dq, slope, first, inside, CON
 
 @triton.jit
 def write_tile_dk(dout, q, k, v, q_norms, k_norms, dk, slope, first, inside, CONFIG: tl.constexpr):
+    """dk of a head whose tokens are one tile."""
     dout_rows = load_rows(dout, 0, inside, CONFIG.E, CONFIG.BLOCK_E)
     q_rows = load_rows(q, 0, inside, CONFIG.D, CONFIG.BLOCK_D)
     v_rows = load_rows(v, 0, inside, CONFIG.E, CONFIG.BLOCK_E)
@@ -162,6 +163,7 @@ def write_tile_dk(dout, q, k, v, q_norms, k_norms, dk, slope, first, inside, CON
 
 @triton.jit
 def write_tile_dv(dout, q, k, q_norms, k_norms, dv, scale, slope, first, inside, CONFIG: tl.constexpr):
+    """dv of a head whose tokens are one tile."""
     dout_rows = load_rows(dout, 0, inside, CONFIG.E, CONFIG.BLOCK_E)
     q_rows = load_rows(q, 0, inside, CONFIG.D, CONFIG.BLOCK_D)
     k_rows = load_rows(k, 0, inside, CONFIG.D, CONFIG.BLOCK_D)

@@ -62,6 +62,7 @@ class BenchmarkOptions:
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> BenchmarkOptions:
+        """What the command line says."""
         return cls(**{name: getattr(args, name) for name in cls.__dataclass_fields__})
 
 

@@ -49,6 +49,7 @@ class EvalOptions:
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> EvalOptions:
+        """What the command line says."""
         return cls(**{name: getattr(args, name) for name in cls.__dataclass_fields__})
 
     @property

@@ -65,6 +65,7 @@ class Tally:
 
     @classmethod
     def empty(cls, num_classes: int) -> Tally:
+        """Nothing counted yet."""
         num_images, num_top1, num_top5 = torch.zeros(3, num_classes, dtype=torch.int64)
         return cls(num_images, num_top1, num_top5)
 

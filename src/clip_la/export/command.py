@@ -52,6 +52,7 @@ class ExportOptions:
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> ExportOptions:
+        """What the command line says."""
         return cls(**{name: getattr(args, name) for name in cls.__dataclass_fields__})
 
 

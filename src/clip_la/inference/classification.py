@@ -46,10 +46,12 @@ class Classification:
 
     @property
     def unreadable(self) -> tuple[Prediction, ...]:
+        """The pictures that have an error in place of an answer."""
         return tuple(prediction for prediction in self.predictions if prediction.error)
 
     @property
     def readable(self) -> tuple[Prediction, ...]:
+        """The pictures that have an answer."""
         return tuple(prediction for prediction in self.predictions if not prediction.error)
 
     def counts(self) -> Counter[str]:

@@ -62,6 +62,7 @@ class ClassifyOptions:
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> ClassifyOptions:
+        """What the command line says."""
         return cls(**{name: getattr(args, name) for name in cls.__dataclass_fields__})
 
 

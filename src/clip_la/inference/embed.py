@@ -65,6 +65,7 @@ class EmbedOptions:
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> EmbedOptions:
+        """What the command line says."""
         return cls(**{name: getattr(args, name) for name in cls.__dataclass_fields__})
 
 

@@ -58,11 +58,14 @@ class DiagnosticsPoint:
 
 @dataclass(frozen=True)
 class RunEnd:
+    """Where and why a session ended: "finished", "non_finite", or a signal's name."""
+
     samples: int
     reason: str
 
 
 def train_point(line: Mapping[str, Any]) -> TrainPoint:
+    """Of a `train` line; what older runs didn't write is NaN or 0."""
     return TrainPoint(
         samples=int(line["samples"]),
         loss=_float(line["loss"]),
@@ -79,15 +82,18 @@ def train_point(line: Mapping[str, Any]) -> TrainPoint:
 
 
 def epoch_point(line: Mapping[str, Any]) -> EpochPoint:
+    """Of an `epoch` line."""
     losses = {str(cause): int(count) for cause, count in (line.get("losses") or {}).items()}
     return EpochPoint(int(line["samples"]), line["epoch"], _float(line["loss"]), losses)
 
 
 def eval_point(line: Mapping[str, Any]) -> EvalPoint:
+    """Of an `eval` line."""
     return EvalPoint(int(line["samples"]), line["name"], line["metrics"])
 
 
 def diagnostics_point(line: Mapping[str, Any]) -> DiagnosticsPoint:
+    """Of a `diagnostics` line."""
     return DiagnosticsPoint(int(line["samples"]), {key: _float(v) for key, v in line["layers"].items()})
 
 

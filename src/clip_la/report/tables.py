@@ -44,6 +44,7 @@ class Table:
 
     @property
     def headers(self) -> list[str]:
+        """The columns' names, for people."""
         return [column.header for column in self.columns]
 
 
