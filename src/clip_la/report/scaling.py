@@ -1,37 +1,42 @@
-"""Scaling laws of runs: loss over model size for each kind of attention, fitted, drawn and written."""
+"""Scaling laws of runs: loss over model size for each kind of attention, fitted and compared."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
-from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-from clip_la.report.compare import compare
-from clip_la.report.drawing import RC, EndLabel, add_end_labels, colour_of, label_log_axis, new_panels, save
-from clip_la.report.fit import LawComparison, PowerLaw, compare_laws, fit_power_law, limits_of
-from clip_la.report.runs import Run, RunError, read_runs
-from clip_la.report.summary import RunSummary, attention_label, nan_to_none
-from clip_la.report.tables import text_table
-from clip_la.report.text import count, percent
+from clip_la.report.compare import Comparison, compare
+from clip_la.report.differences import groups
+from clip_la.report.drawing import colour_of
+from clip_la.report.fit import FloorLaw, PowerLaw, fit_floor_law, fit_power_law, limits_of
+from clip_la.report.law_comparison import LawComparison, compare_laws
+from clip_la.report.runs import Run, RunError
+from clip_la.report.summary import RunSummary, attention_label
 
 TRAIN_LOSS = "train"
+Parameters = Literal["image", "text", "total"]
 
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """One run as a point of the fit."""
+    """One run as a point of the fit.
+
+    Attributes:
+        attention: the kind of model; points of one kind are fitted together.
+        parameters: of the "image" and "text" tower and in "total", as far as they are known.
+        num_negatives: that the loss was taken over; None where it isn't known.
+    """
 
     run: str
     attention: str
-    num_parameters: int
+    seed: Any
+    parameters: Mapping[str, int]
     loss: float
+    num_negatives: int | None = None
 
 
 @dataclass(frozen=True)
@@ -39,157 +44,137 @@ class Scaling:
     """Fits per kind of attention (by its label) and between kinds.
 
     Attributes:
+        parameters: which parameters N counts.
         laws: attention -> law; a kind with fewer than two sizes has none, and `limits` says so.
+        floors: attention -> law with an irreducible term, for kinds of at least three sizes.
         comparisons: (first, second) -> how the second stands to the first.
         colours: attention -> colour.
         limits: what the points cannot show.
     """
 
     loss_name: str
+    parameters: Parameters
     points: tuple[ScalingPoint, ...]
     laws: dict[str, PowerLaw]
+    floors: dict[str, FloorLaw]
     comparisons: dict[tuple[str, str], LawComparison]
     colours: dict[str, str]
     limits: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class FitSummary:
-    """What `write_fit` wrote, and the text to print."""
-
-    paths: tuple[Path, ...]
-    text: str
-
-
-def fit_runs(runs: Sequence[Run], loss: str = TRAIN_LOSS, seed: int = 0) -> Scaling:
-    """Fit L(N) = a N^-b over the runs of each kind of attention; N counts all parameters.
+def fit_runs(
+    runs: Sequence[Run],
+    *,
+    loss: str = "validation",
+    parameters: Parameters = "image",
+    at: Sequence[float] = (),
+    seed: int = 0,
+    left_out: Mapping[str, str] | None = None,
+) -> Scaling:
+    """Fit L(N) = a N^-b, and with a floor, over the runs of each kind of attention.
 
     Args:
         runs: with unique names, as `read_runs` gives them.
-        loss: "train" (the final training loss of the tables), or the name of an evaluation that
-            reports a loss, of which the last value is taken.
+        loss: the name of an evaluation that reports a loss, of which the last value is taken, or "train":
+            the final training loss of the tables.
+        parameters: what N counts. A small model is mostly its table of words, so "total" hardly grows.
+        at: sizes to compare kinds at, besides those of the runs.
         seed: of the bootstrap.
+        left_out: runs that could not be read: name -> problem.
 
     Raises:
-        RunError: a run lacks that loss or its size, the loss isn't finite, or no kind has two sizes.
+        RunError: a run lacks that loss or its size, the loss isn't finite or was not taken over the same
+            number of negatives in all runs, or no kind has two sizes.
     """
-    comparison = compare(runs)
-    points = tuple(_point(summary, loss) for summary in comparison.summaries)
+    comparison = compare(runs, left_out=left_out)
+    points = [
+        _point(run, summary, comparison, loss)
+        for run, summary in zip(runs, comparison.summaries, strict=True)
+    ]
+    scaling = fit_points(points, loss_name=loss, parameters=parameters, at=at, seed=seed)
+    floor = _loss_floor(comparison.summaries) if loss == TRAIN_LOSS else []
+    warnings = [finding.message for finding in comparison.warnings]
+    return replace(
+        scaling,
+        colours={attention_label(run.attention): colour_of(run.attention) for run in runs},
+        limits=(*scaling.limits, *floor, *warnings),
+    )
+
+
+def fit_points(
+    points: Sequence[ScalingPoint],
+    *,
+    loss_name: str,
+    parameters: Parameters = "image",
+    at: Sequence[float] = (),
+    seed: int = 0,
+) -> Scaling:
+    """Fit points of any origin; arguments and errors as in `fit_runs`."""
+    _refuse_unequal_negatives(points, loss_name)
+    laws, floors, limits = {}, {}, []
     kinds = list(dict.fromkeys(point.attention for point in points))
-    laws, limits = {}, []
-    for number, kind in enumerate(kinds):
+    for stream, kind in enumerate(kinds):
         chosen = [point for point in points if point.attention == kind]
+        sizes, losses = [size_of(point, parameters) for point in chosen], [point.loss for point in chosen]
         try:
-            laws[kind] = fit_power_law(
-                [point.num_parameters for point in chosen],
-                [point.loss for point in chosen],
-                seed=seed + number,
-            )
+            laws[kind] = fit_power_law(sizes, losses, seed=seed, stream=stream)
         except ValueError as error:
             limits.append(f"{kind}: not fitted: {error}.")
             continue
+        if laws[kind].num_sizes >= 3:
+            floors[kind] = fit_floor_law(sizes, losses, seed=seed, stream=stream)
     if not laws:
         raise RunError("nothing to fit: " + " ".join(limits))
     for limit in dict.fromkeys(limit for law in laws.values() for limit in limits_of(law)):
         concerned = [kind for kind, law in laws.items() if limit in limits_of(law)]
         limits.append(f"{'; '.join(concerned)}: {limit}")
-    return Scaling(
-        loss_name=loss,
-        points=points,
-        laws=laws,
-        comparisons={pair: compare_laws(laws[pair[0]], laws[pair[1]]) for pair in combinations(laws, 2)},
-        colours={attention_label(run.attention): colour_of(run.attention) for run in runs},
-        limits=(*limits, *_loss_floor(comparison.summaries), *(f.message for f in comparison.warnings)),
-    )
+    limits += [f"{kind}, with a floor: {floor.problem}." for kind, floor in floors.items() if floor.problem]
+    pairs = {pair: compare_laws(laws[pair[0]], laws[pair[1]], at) for pair in combinations(laws, 2)}
+    colours = {kind: f"C{number}" for number, kind in enumerate(kinds)}
+    return Scaling(loss_name, parameters, tuple(points), laws, floors, pairs, colours, tuple(limits))
 
 
-def write_fit(run_dirs: Sequence[Path], out: Path, *, loss: str = TRAIN_LOSS, seed: int = 0) -> FitSummary:
-    """Fit scaling laws over run folders; write scaling.png, .svg and .json into `out`.
+def size_of(point: ScalingPoint, parameters: Parameters) -> int:
+    """N of a point.
 
     Raises:
-        RunError: as `read_runs` and `fit_runs`.
+        RunError: that count isn't known.
     """
-    scaling = fit_runs(read_runs(run_dirs), loss, seed)
-    out.mkdir(parents=True, exist_ok=True)
-    data = out / "scaling.json"
-    data.write_text(scaling_json(scaling), encoding="utf-8")
-    return FitSummary((data, *save(scaling_figure(scaling), out / "scaling")), scaling_text(scaling))
+    if parameters not in point.parameters:
+        known = ", ".join(point.parameters) or "none"
+        raise RunError(
+            f"{point.run}: its number of {parameters} parameters is not known (known: {known}); "
+            "choose another with --parameters, or leave the run out"
+        )
+    return point.parameters[parameters]
 
 
-def scaling_text(scaling: Scaling) -> str:
-    """Laws, comparisons and limits, to be printed."""
-    rows = [
-        [
-            kind,
-            f"{law.a:.4g} {_range(law.a_interval)}",
-            f"{law.b:.4f} {_range(law.b_interval)}",
-            str(law.num_sizes),
-            str(law.num_points),
-            percent(law.max_error, 2),
-        ]
-        for kind, law in scaling.laws.items()
-    ]
-    headers = ["L(N) = a N^-b", "a [95 %]", "b [95 %]", "Sizes", "Runs", "Largest error"]
-    lines = [text_table(headers, rows), ""]
-    lines += [_comparison_text(pair, comparison) for pair, comparison in scaling.comparisons.items()]
-    return "\n".join(
-        [*lines, "", "What this can't show, and what to know:", *(f"- {x}" for x in scaling.limits)]
+def _point(run: Run, summary: RunSummary, comparison: Comparison, loss: str) -> ScalingPoint:
+    losses = {value.name: value.last for value in summary.validation} | {TRAIN_LOSS: summary.train_loss}
+    if loss not in losses:
+        raise RunError(
+            f"{summary.name}: has no loss {loss!r}; it has {', '.join(losses)}: choose with --loss"
+        )
+    if not np.isfinite(losses[loss]):
+        raise RunError(f"{summary.name}: its {loss} loss is not finite; leave the run out")
+    negatives = [point.metrics.get("num_negatives") for point in run.evals if point.name == loss]
+    return ScalingPoint(
+        run=summary.name,
+        attention=summary.attention,
+        seed=summary.seed,
+        parameters=comparison.facts[summary.name].parameters,
+        loss=losses[loss],
+        num_negatives=negatives[-1] if negatives else None,
     )
 
 
-def scaling_json(scaling: Scaling) -> str:
-    """The same for programs; bootstrap draws are left out."""
-    laws = {kind: {k: v for k, v in vars(law).items() if k != "draws"} for kind, law in scaling.laws.items()}
-    comparisons = [
-        {"first": pair[0], "second": pair[1], **asdict(comparison)}
-        for pair, comparison in scaling.comparisons.items()
-    ]
-    content = {
-        "loss": scaling.loss_name,
-        "points": [asdict(point) for point in scaling.points],
-        "laws": laws,
-        "comparisons": comparisons,
-        "limits": scaling.limits,
-    }
-    return json.dumps(nan_to_none(content), indent=2, allow_nan=False) + "\n"
-
-
-def scaling_figure(scaling: Scaling) -> Figure:
-    """Points, laws and their bootstrap bands on two logarithmic axes."""
-    with rc_context(RC):
-        (figure,), (axes,) = new_panels(["Loss over model size"], stacked=True)
-        axes.set(xscale="log", yscale="log", xlabel="parameters", ylabel="loss")
-        labels = []
-        for kind, colour in scaling.colours.items():
-            chosen = [point for point in scaling.points if point.attention == kind]
-            axes.plot(
-                [p.num_parameters for p in chosen], [p.loss for p in chosen], "o", color=colour, markersize=6
-            )
-            law = scaling.laws.get(kind)
-            if law is None:
-                labels.append(EndLabel(kind, chosen[-1].num_parameters, chosen[-1].loss, colour))
-                continue
-            n = np.geomspace(*law.size_range, 50)
-            axes.plot(n, law(n), color=colour, linewidth=1.8)
-            axes.fill_between(n, *law.band(n), color=colour, alpha=0.15, linewidth=0)
-            labels.append(EndLabel(f"{kind}, b = {law.b:.3f}", law.size_range[1], float(law(n)[-1]), colour))
-        label_log_axis(axes.yaxis)
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-        axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
-        add_end_labels(axes, labels)
-    return figure
-
-
-def _point(summary: RunSummary, loss: str) -> ScalingPoint:
-    if summary.num_parameters is None:
-        raise RunError(f"{summary.name}: its run_start has no num_parameters; it can't be placed by size")
-    losses = {value.name: value.last for value in summary.validation} | {TRAIN_LOSS: summary.train_loss}
-    if loss not in losses:
-        raise RunError(f"{summary.name}: has no loss {loss!r}; it has {', '.join(losses)}")
-    if not np.isfinite(losses[loss]):
-        raise RunError(f"{summary.name}: its {loss} loss is not finite; leave the run out")
-    return ScalingPoint(summary.name, summary.attention, summary.num_parameters, losses[loss])
+def _refuse_unequal_negatives(points: Sequence[ScalingPoint], loss_name: str) -> None:
+    found = {point.run: point.num_negatives for point in points}
+    if len(set(found.values())) > 1:
+        raise RunError(
+            f"the loss {loss_name!r} was not taken over the same number of negatives: {groups(found)}; its "
+            "level moves with it, so these can't be points of one law: give all the same --val-block-size"
+        )
 
 
 def _loss_floor(summaries: Sequence[RunSummary]) -> list[str]:
@@ -201,16 +186,3 @@ def _loss_floor(summaries: Sequence[RunSummary]) -> list[str]:
         "loss is taken over as many negatives, and its level at guessing, ln B, moves with them. "
         "Part of the slope may be that."
     ]
-
-
-def _comparison_text(pair: tuple[str, str], found: LawComparison) -> str:
-    ratios = ", ".join(
-        f"{ratio:.3f} {_range(interval)} at N = {count(size)}"
-        for ratio, interval, size in zip(found.ratios, found.ratio_intervals, found.sizes, strict=True)
-    )
-    difference = f"{found.exponent_difference:+.4f} {_range(found.exponent_interval)}"
-    return f"{pair[1]} over {pair[0]}: loss ratio {ratios}; b differs by {difference}: {found.verdict}."
-
-
-def _range(interval: tuple[float, float]) -> str:
-    return f"[{interval[0]:.4g}, {interval[1]:.4g}]"
