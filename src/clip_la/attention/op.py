@@ -70,8 +70,8 @@ def linear_attention(
         k, v = (x.masked_fill(padded, 0.0) for x in (k, v))
         num_keys = _count_keys(key_padding_mask, q, causal) if kind == "eq4" else None
         if centre_values:  # the op's own mean is over all rows, and is nearly 0 after this
-            mean = _sum(v) / (~padded).sum(2, keepdim=True).clamp(min=1)
-            v = (v - mean).to(v.dtype).masked_fill(padded, 0.0)
+            share = k.shape[2] / (~padded).sum(2, keepdim=True).clamp(min=1)
+            v = (v - _mean(v) * share).to(v.dtype).masked_fill(padded, 0.0)
     options = (kind, causal, scale, gain, normalise_qk, centre_values, backend)
     return _attend([q, k, v], num_keys, *options)
 
@@ -153,13 +153,15 @@ def _implementation(inputs: Inputs, backend: str) -> ModuleType:
 def _with_centred_values(inputs: Inputs) -> Inputs:
     if not inputs.options.centre_values:
         return inputs
-    v = inputs.v
-    return inputs._replace(v=(v - _sum(v) / max(v.shape[2], 1)).to(v.dtype))
+    return inputs._replace(v=(inputs.v - _mean(inputs.v)).to(inputs.v.dtype))
 
 
-def _sum(v: Tensor) -> Tensor:
-    """The sum over the keys: (B, H, 1, E), float32 or float64."""
-    return v.sum(2, keepdim=True, dtype=accumulator(v.dtype))
+def _mean(v: Tensor) -> Tensor:
+    """The mean over the keys, (B, H, 1, E), float32 or float64. Rows of all heads are summed fastest."""
+    B, H, M, E = v.shape
+    rows = v.transpose(1, 2).reshape(B, M, H * E).to(accumulator(v.dtype))
+    mean = rows.mean(1) if M > 0 else rows.sum(1)
+    return mean.reshape(B, H, 1, E)
 
 
 _OPTIONS = "str kind, bool causal, float? scale, bool normalise, bool centre_values, str backend"
@@ -180,7 +182,7 @@ def _forward_op(qkv: Sequence[Tensor], gain: Tensor | None, num_keys: Tensor | N
         _implementation(inputs, args[-1]).forward(centred, result)
     if inputs.options.centre_values:
         # The rounding of v less its mean is biased, and its sum over the keys is not small beside the output.
-        result.out.sub_(inputs.scale * _sum(centred.v))
+        result.out.sub_(inputs.scale * centred.v.shape[2] * _mean(centred.v))
     return result
 
 
@@ -207,7 +209,7 @@ def _backward_op(
             dout, _with_centred_values(inputs), Forward(*saved), result
         )
         if inputs.options.centre_values:
-            result.dv.sub_(_sum(result.dv) / max(result.dv.shape[2], 1))
+            result.dv.sub_(_mean(result.dv))
     return gradients if dgain is None else [*gradients, dgain]
 
 
