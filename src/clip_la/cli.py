@@ -68,6 +68,10 @@ _COMMANDS = {
         "clip_la.bench.command",
         "Time softmax, Eq. 4 and Eq. 7 over lengths and whole models' training steps; memory and errors too.",
     ),
+    "reproduce": _Command(
+        "clip_la.reproduce.command",
+        "The paper's three figures in one command: on this machine within an hour, or on a cluster.",
+    ),
     "runs": _Command(
         "clip_la.report.listing", "List the runs of a logs folder: state, progress, last figures."
     ),

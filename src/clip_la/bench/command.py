@@ -76,7 +76,7 @@ def run_bench(args: argparse.Namespace) -> list[Path]:
     budget = args.seconds or (1.0 if args.quick else 5.0)
     rows: list[Row] = []
     sweep = _operator_sweep(args, budget, device)
-    about = _about(device) | {"backends": backends(sweep, device)}
+    about = machine_facts(device) | {"backends": backends(sweep, device)}
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     if args.level != "model":
         _collect(sweep_operators(sweep, device), rows)
@@ -131,7 +131,8 @@ def _steps(args: argparse.Namespace, device: torch.device) -> Iterator[Step]:
             yield Step(image_size, batch_size, _PRECISIONS[name], args.tower)
 
 
-def _about(device: torch.device) -> dict[str, Any]:
+def machine_facts(device: torch.device) -> dict[str, Any]:
+    """On what machine and with what versions something is measured."""
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
     return {
         "date": datetime.date.today().isoformat(),

@@ -22,7 +22,7 @@ _COLOURS = {
     "copy": "#bbbbbb",
 }
 _LABELS = {"softmax": "softmax", "eq4": "Eq. 4", "eq7": "Eq. 7", "matmul": "bare products", "copy": "copy"}
-_SLOPE_FROM = 1000  # tokens: below, fixed costs hide how the time grows
+_SLOPE_FROM = 1000  # tokens
 
 
 def plot_times(rows: Sequence[Row], title: str, paths: Sequence[Path]) -> None:
@@ -39,6 +39,11 @@ def plot_times(rows: Sequence[Row], title: str, paths: Sequence[Path]) -> None:
         figure.suptitle(title, fontsize=12)
         for path in paths:
             figure.savefig(path, dpi=160)
+
+
+def slope_rows(rows: Sequence[Row]) -> list[Row]:
+    """Those that a slope is fitted to: long enough that fixed costs don't hide how the time grows."""
+    return [row for row in rows if row.size >= _SLOPE_FROM]
 
 
 def _draw(axes: Axes, rows: Sequence[Row]) -> None:
@@ -60,5 +65,5 @@ def _draw(axes: Axes, rows: Sequence[Row]) -> None:
 
 def _label(subject: str, rows: Sequence[Row]) -> str:
     label = _LABELS.get(subject, subject)
-    long = [row for row in rows if row.size >= _SLOPE_FROM]
+    long = slope_rows(rows)
     return f"{label}: N^{fitted_slope(long):.2f}" if len(long) > 1 else label

@@ -1,0 +1,226 @@
+"""Convergence: held-out loss against samples, and zero-shot accuracy, of each kind over seeds."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, PercentFormatter
+
+from clip_la.report.drawing import RC, EndLabel, add_end_labels, colour_of, new_panels, save
+from clip_la.report.kinds import t_interval
+from clip_la.report.runs import Run, read_runs
+from clip_la.report.summary import RunSummary, ZeroShot, attention_label, summarise
+from clip_la.report.text import count
+from clip_la.reproduce.panel import Panel, Table
+from clip_la.reproduce.verdicts import Claim, convergence_claim
+
+VALIDATION = "validation"
+_SEED_GAP = 0.16  # between the marks of two seeds, in rows of the figure
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The runs of one kind of attention, seed by seed.
+
+    Attributes:
+        label: of the attention.
+        seeds: of the runs, in their order.
+    """
+
+    label: str
+    colour: str
+    seeds: tuple[int, ...]
+    runs: tuple[Run, ...]
+    summaries: tuple[RunSummary, ...]
+
+    @property
+    def samples(self) -> list[int]:
+        """Where all runs have a held-out loss."""
+        seen = [{point.samples for point in run.evals if point.name == VALIDATION} for run in self.runs]
+        return sorted(set.intersection(*seen))
+
+    def losses(self, samples: int) -> list[float]:
+        """Held-out losses there, run by run."""
+        return [
+            float(point.metrics["loss"])
+            for run in self.runs
+            for point in run.evals
+            if point.name == VALIDATION and point.samples == samples
+        ]
+
+    @property
+    def zeroshot(self) -> list[ZeroShot]:
+        """The last zero-shot results, run by run; empty without a tree."""
+        return [summary.zeroshot[0] for summary in self.summaries if summary.zeroshot]
+
+
+def read_curves(folders: Mapping[str, Sequence[Path]]) -> dict[str, Curves]:
+    """Kind -> its runs, from kind -> run folders, one a seed."""
+    curves = {}
+    for kind, paths in folders.items():
+        runs = read_runs(paths)
+        curves[kind] = Curves(
+            label=attention_label(runs[0].attention),
+            colour=colour_of(runs[0].attention),
+            seeds=tuple(run.config["seed"] for run in runs),
+            runs=tuple(runs),
+            summaries=tuple(map(summarise, runs)),
+        )
+    return curves
+
+
+def convergence_panel(curves: Mapping[str, Curves], facts: Mapping[str, str], folder: Path) -> Panel:
+    """Draw and judge.
+
+    Args:
+        curves: kind -> runs; "softmax" is what the others are judged by.
+        facts: on what they rest.
+        folder: for the figure and its CSV.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_csv(folder / "convergence.csv", curves)
+    figure = save(_figure(list(curves.values())), folder / "convergence")[1]
+    return Panel(
+        name="convergence",
+        title="Convergence",
+        facts=facts,
+        claims=_claims(curves),
+        figures={"Loss: mean and range over seeds. Accuracy: each seed with its 95 % interval": figure},
+        tables=[_table(list(curves.values()))],
+        limits=[
+            "Small models, a short training, a small set: the paper trained large ones on LAION-400M.",
+            "One learning rate for all kinds; a kind that likes another would look worse than it is.",
+        ],
+        numbers={kind: _numbers(found) for kind, found in curves.items()},
+    )
+
+
+def _claims(curves: Mapping[str, Curves]) -> list[Claim]:
+    pairs = [(kind, "softmax") for kind in curves if kind != "softmax"]
+    if {"eq4", "eq7"} <= curves.keys():
+        pairs.insert(2, ("eq7", "eq4"))
+    return [_claim(curves[kind], curves[baseline]) for kind, baseline in pairs]
+
+
+def _claim(found: Curves, baseline: Curves) -> Claim:
+    samples = max(set(found.samples) & set(baseline.samples))
+    by_seed = [dict(zip(c.seeds, c.losses(samples), strict=True)) for c in (found, baseline)]
+    seeds = [seed for seed in by_seed[0] if seed in by_seed[1]]
+    losses, baseline_losses = ([losses[seed] for seed in seeds] for losses in by_seed)
+    return convergence_claim(found.label, baseline.label, losses, baseline_losses, samples)
+
+
+def _figure(curves: Sequence[Curves]) -> Figure:
+    has_zeroshot = any(found.zeroshot for found in curves)
+    with rc_context(RC):
+        titles = ["Held-out loss", *(["Zero-shot top-1"] if has_zeroshot else [])]
+        (figure,), panels = new_panels(titles, stacked=True)
+        _draw_losses(panels[0], curves)
+        if has_zeroshot:
+            _draw_zeroshot(panels[1], curves)
+    return figure
+
+
+def _draw_losses(axes: Axes, curves: Sequence[Curves]) -> None:
+    labels = []
+    for found in curves:
+        samples = found.samples
+        losses = np.array([found.losses(x) for x in samples])
+        mean = losses.mean(axis=1)
+        axes.plot(samples, mean, color=found.colour, linewidth=1.8, marker="o", markersize=4)
+        axes.fill_between(
+            samples, losses.min(axis=1), losses.max(axis=1), color=found.colour, alpha=0.2, linewidth=0
+        )
+        labels.append(EndLabel(found.label, samples[-1], float(mean[-1]), found.colour))
+    axes.set(xlabel="samples seen", ylabel="loss")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    add_end_labels(axes, labels)
+
+
+def _draw_zeroshot(axes: Axes, curves: Sequence[Curves]) -> None:
+    """One row a kind; its seeds one below the other."""
+    labels = []
+    for row, found in enumerate(curves):
+        for place, result in enumerate(found.zeroshot):
+            y = row + _SEED_GAP * (place - (len(found.zeroshot) - 1) / 2)
+            if result.top1_low is not None and result.top1_high is not None:
+                axes.plot((result.top1_low, result.top1_high), (y, y), color=found.colour, linewidth=1.5)
+            axes.plot(result.top1, y, "o", color=found.colour, markersize=4)
+        labels.append(EndLabel(found.label, 1.0, row, found.colour))
+    chance = next((result.chance for found in curves for result in found.zeroshot if result.chance), None)
+    if chance is not None:
+        axes.axvline(chance, color=RC["text.color"], linewidth=1, linestyle=":")
+    axes.set(xlabel="accuracy (dotted: chance)", xlim=(0, 1), ylim=(len(curves) - 0.5, -0.5))
+    axes.set_yticks([])
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+    add_end_labels(axes, labels)
+
+
+def _table(curves: Sequence[Curves]) -> Table:
+    return Table(
+        "After the last sample: mean over seeds [least, most]; accuracy with its 95 % interval over seeds",
+        ["Attention", "Seeds", "Training loss", "Held-out loss", "Zero-shot top-1", "Samples/s, one core"],
+        [
+            [
+                found.label,
+                str(len(found.runs)),
+                _mean_and_range([summary.train_loss for summary in found.summaries]),
+                _mean_and_range(found.losses(found.samples[-1])),
+                _accuracy([result.top1 for result in found.zeroshot]),
+                count(statistics.median(summary.samples_per_second for summary in found.summaries)),
+            ]
+            for found in curves
+        ],
+    )
+
+
+def _mean_and_range(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):.3f} [{min(values):.3f}, {max(values):.3f}]"
+
+
+def _accuracy(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    interval = t_interval(values)
+    ends = "" if interval is None else f" [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+    return f"{100 * statistics.fmean(values):.1f} %{ends}"
+
+
+def _numbers(found: Curves) -> dict[str, Any]:
+    return {
+        "label": found.label,
+        "seeds": list(found.seeds),
+        "samples": found.samples,
+        "losses": [found.losses(samples) for samples in found.samples],
+        "train_losses": [summary.train_loss for summary in found.summaries],
+        "top1": [[result.top1, result.top1_low, result.top1_high] for result in found.zeroshot],
+        "samples_per_second": [summary.samples_per_second for summary in found.summaries],
+    }
+
+
+def _write_csv(path: Path, curves: Mapping[str, Curves]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            ["kind", "attention", "seed", "samples", "held_out_loss", "top1", "top1_low", "top1_high"]
+        )
+        writer.writerows(row for kind, found in curves.items() for row in _csv_rows(kind, found))
+
+
+def _csv_rows(kind: str, found: Curves) -> Iterator[list[Any]]:
+    """A row a held-out loss; the accuracy stands in the last one of a seed."""
+    for place, seed in enumerate(found.seeds):
+        for samples in found.samples:
+            is_last = samples == found.samples[-1] and bool(found.zeroshot)
+            top1 = found.zeroshot[place] if is_last else None
+            ends = [top1.top1, top1.top1_low, top1.top1_high] if top1 else [""] * 3
+            yield [kind, found.label, seed, samples, found.losses(samples)[place], *ends]
