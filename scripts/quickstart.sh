@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install, make a small image-text set, train four nano CLIPs that differ in their attention, evaluate them on
+# Install, make a small image-text set, train five nano CLIPs that differ in their attention, evaluate them on
 # colour-shape combinations that training never showed, and compare. Minutes on two cores. Run again, it goes on
 # where it stopped, and is quick where it is done. Everything lies in quickstart/.
 set -euo pipefail
@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/venv.sh
 
 out=quickstart
-kinds=(softmax la-eq4 la la-gain)
+kinds=(softmax la-eq4 la la-gain la-centred)
 num_cores=$(nproc)
 
 tree=(--zeroshot "$out/data/zeroshot" --classnames "$out/data/zeroshot/classnames.txt" --templates photo)

@@ -126,7 +126,7 @@ def read_base(path: Path) -> str:
 
 def _untyped(path: Path) -> str:
     """A file's name without its kind of attention: vit-b-16-la-eq4-1b -> vit-b-16-1b."""
-    return re.sub(r"(softmax|la-eq4|la-gain|la)(?=-|$)", "", path.stem)
+    return re.sub(r"(softmax|la-eq4|la-gain|la-centred|la)(?=-|$)", "", path.stem)
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}/{path.name}")
@@ -144,9 +144,12 @@ def test_shipped_run_differs_from_its_siblings_in_one_line(path: Path) -> None:
     ) == len(twins)
 
 
+KINDS = ("", "-LA", "-LA-eq4", "-LA-gain", "-LA-centred")
+
+
 def test_laion_runs_cover_every_size_and_attention_with_one_global_batch() -> None:
     configs = [load_run_config(path, {}) for path in RUNS if path.parent.name == "laion400m"]
-    expected = {f"ViT-{size}-16{kind}" for size in "SBL" for kind in ("", "-LA", "-LA-eq4", "-LA-gain")}
+    expected = {f"ViT-{size}-16{kind}" for size in "SBL" for kind in KINDS}
     assert {config.model for config in configs} == expected
     # Apart from the model and what saves memory, all are one run.
     memory = {"model": "", "name": "", "grad_checkpointing": False}

@@ -22,10 +22,13 @@ KINDS = {
     "ViT-nano-8-LA": "eq7",
     "ViT-nano-8-LA-eq4": "eq4",
     "ViT-nano-8-LA-gain": "eq7 (scale=length, gain=learned)",
+    "ViT-nano-8-LA-centred": "eq7 (scale=length, gain=learned, centre_values=True)",
 }
 SIZES = {"ViT-S-16": 12 * 6 + 12 * 6, "ViT-B-16": 12 * 12 + 12 * 8, "ViT-L-16": 24 * 16 + 12 * 12}
 TWINS = [
-    (f"{size}-{suffix}", size) for size in [*SIZES, "ViT-nano-8"] for suffix in ("LA", "LA-eq4", "LA-gain")
+    (f"{size}-{suffix}", size)
+    for size in [*SIZES, "ViT-nano-8"]
+    for suffix in ("LA", "LA-eq4", "LA-gain", "LA-centred")
 ]
 
 
@@ -63,10 +66,10 @@ def test_parameters_equal_softmax_twins(name: str, twin: str) -> None:
         expected = {key: p.shape for key, p in open_clip.create_model(twin, device="meta").named_parameters()}
     gains = {key: shapes.pop(key) for key in list(shapes) if key.endswith(".gain")}
     assert shapes == expected
-    if name.endswith("gain") and twin in SIZES:
+    if name.endswith(("gain", "centred")) and twin in SIZES:
         assert sum(shape.numel() for shape in gains.values()) == SIZES[twin]
     else:
-        assert bool(gains) == name.endswith("gain")
+        assert bool(gains) == name.endswith(("gain", "centred"))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -150,7 +153,7 @@ def test_the_causal_mask_is_read_once(
     assert len(reads) == 1
 
 
-@pytest.mark.parametrize("name", ["ViT-nano-8-LA", "ViT-nano-8-LA-eq4", "ViT-nano-8-LA-gain"])
+@pytest.mark.parametrize("name", [twin[0] for twin in TWINS if twin[1] == "ViT-nano-8"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "pure_bf16", "pure_fp16", "amp_bf16"])
 def test_gradient_checkpointing_changes_nothing(name: str, precision: str) -> None:
     images, texts = images_and_texts()
@@ -234,7 +237,7 @@ def test_a_single_tower_of_another_attention_is_refused() -> None:
         nano().visual.load_state_dict(nano("ViT-nano-8").visual.state_dict(), strict=False)
 
 
-@pytest.mark.parametrize("name", ["ViT-nano-8-LA", "ViT-nano-8-LA-eq4", "ViT-nano-8-LA-gain"])
+@pytest.mark.parametrize("name", [twin[0] for twin in TWINS if twin[1] == "ViT-nano-8"])
 def test_softmax_weights_start_a_linear_model_on_purpose(name: str, tmp_path: Path) -> None:
     path = tmp_path / "softmax.pt"
     softmax = nano("ViT-nano-8")

@@ -250,12 +250,12 @@ def test_comparison_submits_an_array_and_its_report(stage: Stage) -> None:
     assert done.returncode == 0, done.stderr
     array, report = stage.noted("submitted").splitlines()
     assert (
-        array == f"--parsable --array=0-11%2 --account=x -p big --nodes=2 {script} --logs some logs --lr 1e-4"
+        array == f"--parsable --array=0-14%2 --account=x -p big --nodes=2 {script} --logs some logs --lr 1e-4"
     )
     place = "--account=x -p big"  # the report job takes no nodes of GPUs, but the same account
     begin = f"--parsable --dependency=afterany:7 {place} {script.with_name('report.sbatch')}"
     assert report.startswith(f"{begin} some logs/vit-s-16-softmax")
-    assert report.endswith("some logs/vit-l-16-la-gain --out some logs/compare-7")
+    assert report.endswith("some logs/vit-l-16-la-centred --out some logs/compare-7")
 
 
 def test_comparison_of_other_configs(stage: Stage) -> None:
