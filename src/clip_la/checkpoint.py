@@ -74,13 +74,18 @@ def newest_readable(folder: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def load_bundle(
-    path: str | Path, *, precision: str | None = None, device: str | torch.device = "cpu"
+    path: str | Path,
+    *,
+    precision: str | None = None,
+    device: str | torch.device = "cpu",
+    force_image_size: int | None = None,
 ) -> ClipBundle:
     """The model of a checkpoint, ready to run; config, attention, image size, tokenizer come from the file.
 
     Args:
         path: a checkpoint, or a run's folder (its newest readable checkpoint).
         precision: default is the one it was trained in.
+        force_image_size: pixels a side in place of the file's; position embeddings are resized.
 
     Raises:
         CheckpointError: nothing readable there.
@@ -93,12 +98,17 @@ def load_bundle(
         path, content = found
     else:
         content = read(path)
+    model_config, preprocess_config = content["model_config"], content["preprocess_config"]
+    if force_image_size is not None:
+        vision_config = {**model_config["vision_cfg"], "image_size": force_image_size}
+        model_config = {**model_config, "vision_cfg": vision_config}
+        preprocess_config = {**preprocess_config, "size": force_image_size}
     bundle = build(
-        content["model_config"],
+        model_config,
         model_name=content["model_name"],
         precision=precision or content["precision"],
         device=device,
-        preprocess_config=content["preprocess_config"],
+        preprocess_config=preprocess_config,
     )
     load_weights(bundle.model, path)
     bundle.model.eval()

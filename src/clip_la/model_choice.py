@@ -28,12 +28,14 @@ class ModelChoice:
         model: a model name, or an `hf-hub:` or `local-dir:` reference, in place of `checkpoint`.
         pretrained: with a model name: one of OpenCLIP's tags for it, or a file of weights.
         precision: one of `PRECISIONS`; None for the one that the checkpoint was trained in, else fp32.
+        image_size: pixels a side in place of the model's own; position embeddings are resized.
     """
 
     checkpoint: Path | None = None
     model: str | None = None
     pretrained: str | None = None
     precision: str | None = None
+    image_size: int | None = None
 
     def __post_init__(self) -> None:
         if (self.checkpoint is None) == (self.model is None):
@@ -52,7 +54,7 @@ class ModelChoice:
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> ModelChoice:
         """What the command line says; see `add_model_arguments`."""
-        return cls(args.checkpoint, args.model, args.pretrained, args.precision)
+        return cls(args.checkpoint, args.model, args.pretrained, args.precision, args.force_image_size)
 
     def __str__(self) -> str:
         return str(self.checkpoint or self.model) + (f", {self.pretrained}" if self.pretrained else "")
@@ -76,6 +78,12 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, positional: bool) ->
     parser.add_argument(
         "--precision", choices=PRECISIONS, help="default: the one it was trained in; fp32 where none is known"
     )
+    parser.add_argument(
+        "--force-image-size",
+        type=int,
+        metavar="PIXELS",
+        help="another image size than it was trained with; its position embeddings are resized",
+    )
 
 
 def load_model(choice: ModelChoice, device: str | torch.device = "auto") -> ClipBundle:
@@ -89,25 +97,31 @@ def load_model(choice: ModelChoice, device: str | torch.device = "auto") -> Clip
     path = choice.checkpoint
     if path is None:
         assert choice.model is not None
-        return _from_openclip(choice.model, choice.pretrained, choice.precision or "fp32", device)
+        return _from_openclip(choice.model, choice, device)
     if (path / HUB_CONFIG_FILE).is_file():
-        return _from_openclip(f"local-dir:{path}", None, choice.precision or "fp32", device)
+        return _from_openclip(f"local-dir:{path}", choice, device)
     if not path.exists():
         raise CheckpointError(f"no checkpoint at {path}")
     try:
-        return load_bundle(path, precision=choice.precision, device=device)
+        return load_bundle(
+            path, precision=choice.precision, device=device, force_image_size=choice.image_size
+        )
     except CheckpointError as error:
         hint = "; a file of weights alone needs --model NAME --pretrained FILE" if path.is_file() else ""
         raise CheckpointError(f"{error}{hint}") from error
 
 
-def _from_openclip(
-    model: str, pretrained: str | None, precision: str, device: str | torch.device
-) -> ClipBundle:
-    config = resolve_model_config(model)
+def _from_openclip(model: str, choice: ModelChoice, device: str | torch.device) -> ClipBundle:
+    pretrained, precision, image_size = choice.pretrained, choice.precision or "fp32", choice.image_size
+    config = resolve_model_config(model, force_image_size=image_size)
     try:
         built, preprocess = open_clip.create_model_from_pretrained(
-            model, pretrained, precision=precision, device=device, output_dict=True
+            model,
+            pretrained,
+            precision=precision,
+            device=device,
+            force_image_size=image_size,
+            output_dict=True,
         )
         tokenizer = open_clip.get_tokenizer(model)
     except WeightsError:
