@@ -50,24 +50,29 @@ FOREIGN = {
 """Programs whose command lines are not checked."""
 
 
-def run_command(words: Sequence[str], variables: dict[str, str]) -> None:
-    """Run one command of a page in the working folder; assignments are kept in `variables`."""
-    words = [_expand(word, variables) for word in words]
+def run_command(words: Sequence[str], variables: dict[str, str]) -> set[str]:
+    """Run one command of a page in the working folder; assignments are kept in `variables`.
+
+    Returns:
+        Packages without which the command, or for ONNX a part of it, could not be run.
+    """
+    absent = {word: package for word, package in NEEDS.items() if find_spec(package) is None}
+    missing = {word: absent[word] for word in words if word in absent}
+    if set(missing) <= {"--onnx"}:
+        _run([_expand(word, variables) for word in words if word not in missing], variables)
+    return set(missing.values())
+
+
+def _run(words: Sequence[str], variables: dict[str, str]) -> None:
     if (assignment := re.fullmatch(r"(\w+)=(.*)", words[0])) and len(words) == 1:
         variables[assignment[1]] = assignment[2]
     elif words[0] == "clip-la":
-        argv = [word for word in words[1:] if word not in missing_extras(words)]
-        assert main([*argv, *SMALLER.get(argv[0], "").split()]) == 0, words
+        assert main([*words[1:], *SMALLER.get(words[1], "").split()]) == 0, words
     else:
         assert words[0] in HARMLESS, (
             f"{words[0]} is run by no test: mark the block `<!-- not run: REASON -->`"
         )
         subprocess.run(words, check=True)
-
-
-def missing_extras(words: Sequence[str]) -> set[str]:
-    """The words of a command that need a package which is not installed."""
-    return {word for word, package in NEEDS.items() if word in words and find_spec(package) is None}
 
 
 def check_command(words: Sequence[str], variables: dict[str, str]) -> None:
