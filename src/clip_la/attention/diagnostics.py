@@ -1,7 +1,8 @@
 """What shows over-smoothing: how much of an attention layer's output depends on the query, in numbers.
 
 The weights W (N x M, a head) of every kind are those of `reference`, with values that are the unit vectors:
-softmax's, Eq. 4's after its division, Eq. 7's scale * (1 + gain * q^.k^). Layout and names as there.
+softmax's, Eq. 4's after its division, Eq. 7's scale * (1 + gain * q^.k^), less their mean over n where
+values are centred. Layout and names as there.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def measure_weights(attention: nn.MultiheadAttention, x: Tensor, *, causal: bool
 
     Returns:
         `query_to_constant`: |o - c| / |c|, Frobenius norms over all tokens and heads, c being the output for
-        q = 0, which no query changes: the sum z in Eq. 7 (so |g Q^ S| / |z|), the mean of the values else.
+        q = 0, which no query changes: the sum z in Eq. 7 (so |g Q^ S| / |z|), the mean of the values else;
+        NaN where values are centred, which leaves no such part.
         `entropy`: of a row of |W|, divided by the log of the number of tokens that it sees: 1 if uniform.
         `effective_rank`: exp of the entropy of the singular values of W, rows scaled to sum |W| = 1
         (Roy and Vetterli 2007): 1 if all queries attend alike and nothing is masked. A causal W has a high
@@ -46,7 +48,7 @@ def measure_weights(attention: nn.MultiheadAttention, x: Tensor, *, causal: bool
         q = q[..., rows, :]
     weights = attend(q, k, torch.eye(k.shape[-2], dtype=x.dtype, device=x.device))
     return {
-        "query_to_constant": _query_to_constant(attend, q, k, v),
+        "query_to_constant": _query_to_constant(attend, q, k, v) if _has_constant(attention) else torch.nan,
         **_shape_of(weights[..., rows, :] if causal else weights, rows + 1 if causal else None),
     }
 
@@ -71,7 +73,12 @@ def _dense_attention(attention: nn.MultiheadAttention, causal: bool) -> _Attenti
         causal=causal,
         scale=None if spec.scale == "none" else spec.scale,
         gain=fixed_gain if attention.gain is None else attention.gain,
+        centre_values=spec.centre_values and not causal,
     )
+
+
+def _has_constant(attention: nn.MultiheadAttention) -> bool:
+    return not isinstance(attention, LinearAttention) or attention.causal or not attention.spec.centre_values
 
 
 def _rows(num_tokens: int, device: torch.device) -> Tensor:

@@ -40,6 +40,9 @@ def equation(spec: AttentionSpec) -> str:
         scale = {"none": "1/2", "length": "1/N"}.get(str(spec.scale), f"{spec.scale}")
         gain = {"none": "", "learned": "g_h "}.get(str(spec.gain), f"{spec.gain} ")
         text = f"o_i = {scale} sum_n (1 + {gain}q^_i.k^_n) v_n"
+        if spec.centre_values:
+            centred = f"o_i = {scale} sum_n {gain}q^_i.k^_n (v_n - mean v)"
+            text = f"{centred} in the image tower, {text} in the text tower"
     return text + ("; each head's o_i divided by its RMS" if spec.output_norm == "rms" else "")
 
 
