@@ -50,10 +50,10 @@ def lr_at(samples: int, config: RunConfig, clock: Clock, batch: int) -> float:
 
 def build_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer:
     """AdamW (or a timm optimizer) with OpenCLIP's rule: no weight decay on vectors, norms, biases, scales."""
+    betas = (config.beta1, config.beta2)
     if config.opt.startswith("timm/"):
         from timm.optim import create_optimizer_v2
 
-        betas = {"betas": (config.beta1, config.beta2)}
         momentum = {} if config.momentum is None else {"momentum": config.momentum}
         optimizer: torch.optim.Optimizer = create_optimizer_v2(
             model,
@@ -61,7 +61,7 @@ def build_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimize
             lr=config.lr,
             weight_decay=config.wd,
             eps=config.eps,
-            **betas,
+            betas=betas,
             **momentum,
         )
         return optimizer
@@ -72,7 +72,6 @@ def build_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimize
         {"params": [p for n, p in trained if _without_decay(n, p)], "weight_decay": 0.0},
         {"params": [p for n, p in trained if not _without_decay(n, p)], "weight_decay": config.wd},
     ]
-    betas = (config.beta1, config.beta2)
     return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=_may_fuse(config))
 
 
