@@ -21,6 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from matplotlib.figure import Figure
+
 from clip_la.attention.spec import AttentionSpec
 from clip_la.data.demo import build_demo_data
 from clip_la.report.runs import Run, read_usable_runs
@@ -61,7 +63,9 @@ def main() -> None:
     arguments = _parse()
     if arguments.command == "train":
         train_all(list(_trainings(arguments)), arguments.out / "runs", processes=arguments.processes)
-    print(format_table(sorted((arguments.out / "runs").glob("*/"))))
+    groups = read_groups(sorted((arguments.out / "runs").glob("*/")))
+    print("\n\n".join(format_table(setting, groups[setting]) for setting in sorted(groups)))
+    plot(groups, [arguments.out / f"variants.{suffix}" for suffix in ("png", "svg")])
 
 
 def _trainings(arguments: argparse.Namespace) -> Iterator[Training]:
@@ -110,22 +114,35 @@ class Setting(NamedTuple):
 
     data: str
     model: str
-    image_size: str
+    image_size: int
     samples: int
 
 
-def format_table(folders: Sequence[Path]) -> str:
-    """Markdown: for each setting, the variants at their best learning rate, best first."""
-    groups: dict[Setting, dict[tuple[str, float], list[Run]]] = defaultdict(lambda: defaultdict(list))
+Group = dict[str, dict[float, list[Run]]]
+"""Variant -> learning rate -> the finished runs, one a seed."""
+
+
+def read_groups(folders: Sequence[Path]) -> dict[Setting, Group]:
+    """The finished runs among these."""
+    groups: dict[Setting, Group] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for run in read_usable_runs(folders)[0]:
         if run.end is not None and run.end.reason == "finished":
-            groups[_setting(run)][_variant(run), float(run.config["lr"])].append(run)
-    return "\n\n".join(_table(setting, groups[setting]) for setting in sorted(groups))
+            groups[_setting(run)][_variant(run)][float(run.config["lr"])].append(run)
+    return groups
+
+
+def best_rates(group: Group) -> list[tuple[str, float]]:
+    """Each variant at the rate of its lowest mean validation loss, best first."""
+    best = [
+        (variant, min(by_rate, key=lambda lr: _mean(by_rate[lr], "loss")))
+        for variant, by_rate in group.items()
+    ]
+    return sorted(best, key=lambda pair: _mean(group[pair[0]][pair[1]], "loss"))
 
 
 def _setting(run: Run) -> Setting:
     data = "emoji" if "emoji" in str(run.config["train_data"]) else "demo"
-    size = str(run.config.get("force_image_size"))
+    (size,) = run.config["force_image_size"]
     return Setting(data, Path(str(run.config["model"])).stem, size, run.samples)
 
 
@@ -134,24 +151,38 @@ def _variant(run: Run) -> str:
     return by_spec.get(str(run.attention), str(run.attention))
 
 
-def _table(setting: Setting, by_rate: dict[tuple[str, float], list[Run]]) -> str:
-    best: dict[str, tuple[float, list[Run]]] = {}
-    rates: dict[str, list[float]] = defaultdict(list)
-    for (variant, lr), runs in by_rate.items():
-        rates[variant].append(lr)
-        if variant not in best or _mean(runs, "loss") < _mean(best[variant][1], "loss"):
-            best[variant] = lr, runs
+def format_table(setting: Setting, group: Group) -> str:
+    """Markdown: the variants at their best learning rate, best first."""
     lines = [
         f"{setting.data}, {setting.model}, {setting.image_size} px, {setting.samples:,} samples",
         "",
-        "| variant | best rate (tried) | seeds | validation loss | held-out top-1 |",
-        "|---|---|---|---|---|",
+        "| variant | best rate (tried) | seeds | training loss | validation loss | held-out top-1 |",
+        "|---|---|---|---|---|---|",
     ]
-    for variant, (lr, runs) in sorted(best.items(), key=lambda item: _mean(item[1][1], "loss")):
-        tried = ", ".join(f"{rate:g}" for rate in sorted(rates[variant]))
-        figures = f"{_spread(runs, 'loss', '.3f')} | {_spread(runs, 'top1', '.1%')}"
-        lines.append(f"| {variant} | {lr:g} ({tried}) | {len(runs)} | {figures} |")
+    for variant, lr in best_rates(group):
+        runs = group[variant][lr]
+        tried = ", ".join(f"{rate:g}" for rate in sorted(group[variant]))
+        training = _spread([run.epochs[-1].loss for run in runs], ".3f")
+        held_out = _spread(_values(runs, "loss"), ".3f"), _spread(_values(runs, "top1"), ".1%")
+        lines.append(f"| {variant} | {lr:g} ({tried}) | {len(runs)} | {training} | {' | '.join(held_out)} |")
     return "\n".join(lines)
+
+
+def plot(groups: dict[Setting, Group], paths: Sequence[Path]) -> None:
+    """A panel a setting: each run's validation loss against its held-out accuracy, a colour a variant."""
+    figure = Figure(figsize=(5 * len(groups), 4.5), layout="constrained")
+    colours = {variant: f"C{index}" for index, variant in enumerate(VARIANTS)}
+    for index, setting in enumerate(sorted(groups), start=1):
+        axes = figure.add_subplot(1, len(groups), index)
+        for variant, lr in best_rates(groups[setting]):
+            runs = groups[setting][variant][lr]
+            accuracies = [100 * value for value in _values(runs, "top1")]
+            axes.scatter(_values(runs, "loss"), accuracies, color=colours.get(variant), label=variant)
+        axes.set(xlabel="validation loss", ylabel="held-out top-1, %")
+        axes.set_title(f"{setting.data}, {setting.model}, {setting.image_size} px", fontsize=10)
+        axes.legend(fontsize=8)
+    for path in paths:
+        figure.savefig(path, dpi=150)
 
 
 def _values(runs: Sequence[Run], metric: str) -> list[float]:
@@ -163,8 +194,7 @@ def _mean(runs: Sequence[Run], metric: str) -> float:
     return statistics.fmean(_values(runs, metric))
 
 
-def _spread(runs: Sequence[Run], metric: str, form: str) -> str:
-    values = _values(runs, metric)
+def _spread(values: Sequence[float], form: str) -> str:
     if len(values) == 1:
         return format(values[0], form)
     return f"{statistics.fmean(values):{form}} ± {statistics.stdev(values):{form}}"
