@@ -36,8 +36,8 @@ fi
 markers=$(printf ' and not %s' "${skip[@]}")
 
 echo "== ruff"
-ruff format --check src tests benchmarks
-ruff check src tests benchmarks
+ruff format --check src tests benchmarks docs
+ruff check src tests benchmarks docs
 echo "== mypy"
 mypy
 if command -v shellcheck >/dev/null; then
