@@ -36,8 +36,8 @@ fi
 markers=$(printf ' and not %s' "${skip[@]}")
 
 echo "== ruff"
-ruff format --check src tests benchmarks docs
-ruff check src tests benchmarks docs
+ruff format --check src tests benchmarks docs/images
+ruff check src tests benchmarks docs/images
 echo "== mypy"
 mypy
 if command -v shellcheck >/dev/null; then
