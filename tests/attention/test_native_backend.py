@@ -75,6 +75,7 @@ def test_every_element_is_written(
 @pytest.mark.parametrize("causal", [False, True])
 def test_sums_of_bfloat16_keep_more_than_bfloat16(causal: bool) -> None:
     """The gain's gradient is float32 and made of S and dS: rounding either to bfloat16 would show at 1e-3."""
+    torch.manual_seed(0)  # by bad luck it is nearly 0, and any error is large beside it
     q, k, v = random_qkv(4, 2, 197, 64, torch.bfloat16)
     gain = torch.tensor([1.0, 8.0])
     found = output_and_gradients(

@@ -1,11 +1,11 @@
 // Two ways to multiply float32 blocks, with one interface: the CPU's vector units, and AMX where it has that.
 //
 // An engine packs the right operand of many products once, multiplies blocks by it, and adds outer products:
-//     Right pack_right(b, k, n, index)     b (k x n), which stays where it is as long as the Right is used
-//     product(rows, a, right, c)           c (rows x n) = a (rows x k) b
-//     add_outer(count, m, n, a, b, c)      c (m x n) += a^T b, a (count x m), b (count x n) as read from a
-//     tensor
-// rows is a multiple of kTileRows; m, n and k are multiples of what `fits` asks for.
+//     Right pack_right(b, k, n, room)          b (k x n), in room, which holds 3/2 k n float32
+//     product(count, a, right, c)              c (count x n) = a (count x k) b
+//     add_outer(count, m, n, a, factor, b, c)  c (m x n) += a^T diag(factor) b, a (count x m), b (count x n)
+// a and, in the latter, b are blocks as read from a tensor, padded to kPaddedRows; n and k are multiples of
+// what `fits` asks for.
 
 #pragma once
 
@@ -27,27 +27,43 @@ public:
         int k, n;
     };
 
-    explicit VectorEngine(const Scratch&) {}
+    explicit VectorEngine(const Scratch& scratch) : scratch_(scratch) {}
 
-    Right pack_right(const float* b, int k, int n, int) const { return {b, k, n}; }
-
-    void product(int rows, const float* a, const Right& right, float* c) const {
-        multiply<false>(rows, right.n, right.k, plain(a, right.k), right.b, right.n, c, right.n);
+    Right pack_right(const float* b, int k, int n, float* room) const {
+        memcpy(room, b, sizeof(float) * k * n);
+        return {room, k, n};
     }
 
-    void add_outer(int count, int m, int n, const float* a, const float* b, float* c) const {
-        multiply<true>(m, n, count, transposed(a, m), b, n, c, n);
+    void product(int count, const float* a, const Right& right, float* c) const {
+        multiply<false>(padded(count, kTileRows), right.n, right.k, plain(a, right.k), right.b, right.n, c,
+                        right.n);
     }
+
+    void add_outer(int count, int m, int n, const float* a, const float* factor, const float* b,
+                   float* c) const {
+        float* scaled = scratch_.packed_right();
+        for (int row = 0; row < count; ++row) copy_scaled(b + row * n, factor[row], scaled + row * n, n);
+        multiply<true>(m, n, count, transposed(a, m), scaled, n, c, n);
+    }
+
+private:
+    const Scratch& scratch_;
 };
 
 #ifdef CLIP_LA_HAS_AMX
 
-// For bfloat16 tensors. A float32 that wasn't read from one is split in two bfloat16, hi + lo, and in the
-// product of two such sums lo lo is left out: a relative error of 2^-16, for a fraction of the time.
+// AMX multiplies bfloat16 and adds in float32. Each float32 goes in as a sum of bfloat16 parts of 8 bits
+// each: rows read from bfloat16 tensors are one part, those of float32 tensors three, which is all 24 bits of
+// them. The other operand has as many, at least two. Products of parts below the last one's precision are
+// left out.
+template <class T>
 class AmxEngine {
+    static constexpr int kLeftParts = std::is_same_v<T, float> ? 3 : 1;
+    static constexpr int kRightParts = std::is_same_v<T, float> ? 3 : 2;
+
 public:
     struct Right {
-        const uint32_t *hi, *lo;  // (k / 2 x n) pairs of rows
+        const uint32_t* parts;  // kRightParts of (k / 2 x n) pairs of rows
         int k, n;
     };
 
@@ -74,85 +90,99 @@ public:
     AmxEngine(const AmxEngine&) = delete;
     AmxEngine& operator=(const AmxEngine&) = delete;
 
-    Right pack_right(const float* b, int k, int n, int index) const {
-        uint32_t* hi = scratch_.packed_state(index);
-        uint32_t* lo = hi + k / 2 * n;
-        pack_pairs<true>(b, k, k, n, hi, lo);
-        return {hi, lo, k, n};
+    Right pack_right(const float* b, int k, int n, float* room) const {
+        uint32_t* parts = words(room);
+        pair_rows<kRightParts>(b, k, n, parts);
+        return {parts, k, n};
     }
 
-    void product(int rows, const float* a, const Right& right, float* c) const {
-        uint32_t* hi = scratch_.packed_left();
-        uint32_t* lo = hi + kBlock * right.k / 2;
-        for (int i = 0; i < rows * right.k; i += kLanes) {
-            const Split x = split(load(a + i));
-            store_halves(x.hi >> 16, hi + i / 2);
-            store_halves(x.lo >> 16, lo + i / 2);
-        }
-        for (int i = 0; i < rows; i += kStep)
-            for (int j = 0; j < right.n; j += kStep)
-                multiply_tiles<false, 3>(hi + i * right.k / 2, lo + i * right.k / 2, right.k, right, j,
-                                         c + i * right.n + j);
+    void product(int count, const float* a, const Right& right, float* c) const {
+        const int rows = padded(count, kStep);
+        uint32_t* left = words(scratch_.packed_left());
+        pair_columns(a, rows, right.k, left);
+        multiply<false>(rows, left, right, c);
     }
 
-    void add_outer(int count, int m, int n, const float* a, const float* b, float* c) const {
-        const int k = padded(count, kStep);
-        uint32_t* pairs_hi = scratch_.packed_right();
-        uint32_t* pairs_lo = pairs_hi + kBlock / 2 * std::max(m, n);
-        uint32_t* hi = scratch_.packed_left();
-        uint32_t* lo = hi + m * k / 2;
-        pack_pairs<true>(a, count, k, m, pairs_hi, pairs_lo);
-        transpose(pairs_hi, k / 2, m, hi, k / 2);
-        transpose(pairs_lo, k / 2, m, lo, k / 2);
-        pack_pairs<false>(b, count, k, n, pairs_hi, nullptr);
-        const Right right = {pairs_hi, nullptr, k, n};
-        for (int i = 0; i < m; i += kStep)
-            for (int j = 0; j < n; j += kStep)
-                multiply_tiles<true, 2>(hi + i * k / 2, lo + i * k / 2, k, right, j, c + i * n + j);
+    void add_outer(int count, int m, int n, const float* a, const float* factor, const float* b,
+                   float* c) const {
+        if constexpr (kLeftParts == 1)
+            add_tiles(padded(count, kStep), m, n, a, factor, b, c);
+        else  // transposing three parts takes longer than AMX saves
+            VectorEngine(scratch_).add_outer(count, m, n, a, factor, b, c);
     }
 
 private:
     static constexpr int kTile = 16;  // rows of a tile, and pairs in a row of it
-    static constexpr int kStep = 32;
+    static constexpr int kStep = 2 * kTile;
+    static_assert(kStep == kPaddedRows && kTile == kLanes);
 
-    struct Split {
-        Words hi, lo;  // the bfloat16 are the upper halves
-    };
+    static uint32_t* words(float* room) { return reinterpret_cast<uint32_t*>(room); }
 
-    static Split split(Vector x) {
-        const Words hi = ((Words)x + 0x8000) & 0xffff0000;
-        return {hi, (Words)(x - (Vector)hi) & 0xffff0000};
-    }
-
-    static void store_halves(Words words, uint32_t* to) {
-        const Halves halves = __builtin_convertvector(words, Halves);
-        memcpy(to, &halves, sizeof halves);
+    void add_tiles(int rows, int m, int n, const float* a, const float* factor, const float* b,
+                   float* c) const {
+        uint32_t *left = words(scratch_.packed_left()), *pairs = words(scratch_.packed_right());
+        pair_rows<1>(a, rows, m, pairs);
+        transpose(pairs, rows / 2, m, left, rows / 2);
+        pair_rows<kRightParts>(b, rows, n, pairs, factor);
+        multiply<true>(m, left, Right{pairs, rows, n}, c);
     }
 
     // GCC's tile intrinsics don't tell it which memory they read.
     static void finish_stores(const void* read_next) { asm volatile("" : : "r"(read_next) : "memory"); }
 
-    // Rows 2 i and 2 i + 1 of x (count x width, to be padded with zeros to k rows) side by side in row i.
-    template <bool kLow>
-    static void pack_pairs(const float* x, int count, int k, int width, uint32_t* hi, uint32_t* lo) {
-        for (int row = 0; row < k; row += 2)
-            for (int column = 0; column < width; column += kLanes) {
-                const Split even = split(row < count ? load(x + row * width + column) : Vector{});
-                const Split odd = split(row + 1 < count ? load(x + (row + 1) * width + column) : Vector{});
-                const Words pair_hi = odd.hi | (even.hi >> 16), pair_lo = odd.lo | (even.lo >> 16);
-                memcpy(hi + row / 2 * width + column, &pair_hi, sizeof pair_hi);
-                if (kLow) memcpy(lo + row / 2 * width + column, &pair_lo, sizeof pair_lo);
-            }
+    // To bfloat16, in the upper halves: rounded, or cut off, which keeps every NaN.
+    static Words upper_halves(Vector x, bool cut) { return ((Words)x + (cut ? 0 : 0x8000)) & 0xffff0000; }
+
+    // The parts of even and odd side by side, each part `distance` after the one before.
+    template <int kParts>
+    static void store_pairs(Vector even, Vector odd, uint32_t* to, int distance) {
+        for (int part = 0; part < kParts; ++part) {
+            const bool cut = kParts == 3 || part + 1 == kParts;  // three parts lose nothing either way
+            const Words even_part = upper_halves(even, cut), odd_part = upper_halves(odd, cut);
+            const Words pairs = odd_part | (even_part >> 16);
+            memcpy(to + part * distance, &pairs, sizeof pairs);
+            even -= (Vector)even_part;
+            odd -= (Vector)odd_part;
+        }
     }
 
-    // c (32 x 32 of rows right.n apart) = or += the rows of a (32 x k) by the columns j... of the right
-    // operand, in two terms where that has no lo.
-    template <bool kAdd, int kTerms>
-    static void multiply_tiles(const uint32_t* a_hi, const uint32_t* a_lo, int k, const Right& right, int j,
-                               float* c) {
-        finish_stores(a_hi);
-        const int c_stride = right.n * 4, a_stride = k * 2;
-        float* c_below = c + kTile * right.n;
+    // Pairs of each row's elements j and j + kTile, in every kStep of them: (rows x width / 2).
+    static void pair_columns(const float* x, int rows, int width, uint32_t* to) {
+        for (int i = 0; i < rows * width; i += kStep)
+            store_pairs<kLeftParts>(load(x + i), load(x + i + kTile), to + i / 2, rows * width / 2);
+    }
+
+    // Pairs of rows j and j + kTile, in every kStep of them, times their factors: (rows / 2 x width).
+    template <int kParts>
+    static void pair_rows(const float* x, int rows, int width, uint32_t* to, const float* factor = nullptr) {
+        for (int first = 0; first < rows; first += kStep)
+            for (int row = first; row < first + kTile; ++row)
+                for (int column = 0; column < width; column += kLanes) {
+                    const float *even = x + row * width + column, *odd = even + kTile * width;
+                    uint32_t* pair = to + (row - first / 2) * width + column;
+                    if (factor)
+                        store_pairs<kParts>(load(even) * factor[row], load(odd) * factor[row + kTile], pair,
+                                            rows / 2 * width);
+                    else
+                        store_pairs<kParts>(load(even), load(odd), pair, rows / 2 * width);
+                }
+    }
+
+    // c (m x right.n) = or += a b, a of kLeftParts (m x right.k / 2).
+    template <bool kAdd>
+    static void multiply(int m, const uint32_t* a, const Right& right, float* c) {
+        finish_stores(a);
+        for (int i = 0; i < m; i += kStep)
+            for (int j = 0; j < right.n; j += kStep)
+                multiply_tiles<kAdd>(a + i * right.k / 2, m * right.k / 2, right, j, c + i * right.n + j);
+    }
+
+    // c (32 x 32 of rows right.n apart) = or += 32 rows of a, its parts a_part apart, by the columns j... of
+    // b.
+    template <bool kAdd>
+    static void multiply_tiles(const uint32_t* a, int a_part, const Right& right, int j, float* c) {
+        const int n = right.n, c_stride = n * 4, a_stride = right.k * 2, right_part = right.k / 2 * n;
+        float* c_below = c + kTile * n;
         if (kAdd) {
             _tile_loadd(0, c, c_stride);
             _tile_loadd(1, c + kTile, c_stride);
@@ -164,20 +194,20 @@ private:
             _tile_zero(2);
             _tile_zero(3);
         }
-        const uint32_t* const left[] = {a_hi, a_lo, a_hi};
-        const uint32_t* const rights[] = {right.hi, right.hi, right.lo};
-        for (int term = 0; term < kTerms; ++term)
-            for (int pair = 0; pair < k / 2; pair += kTile) {
-                const uint32_t* a = left[term] + pair;
-                const uint32_t* b = rights[term] + pair * right.n + j;
-                _tile_loadd(4, a, a_stride);
-                _tile_loadd(5, a + kTile * k / 2, a_stride);
-                _tile_loadd(6, b, right.n * 4);
-                _tile_loadd(7, b + kTile, right.n * 4);
-                _tile_dpbf16ps(0, 4, 6);
-                _tile_dpbf16ps(1, 4, 7);
-                _tile_dpbf16ps(2, 5, 6);
-                _tile_dpbf16ps(3, 5, 7);
+        for (int pair = 0; pair < right.k / 2; pair += kTile)
+            for (int left = 0; left < kLeftParts; ++left) {
+                const uint32_t* a_tile = a + left * a_part + pair;
+                _tile_loadd(4, a_tile, a_stride);
+                _tile_loadd(5, a_tile + kTile * right.k / 2, a_stride);
+                for (int part = 0; part < kRightParts - left; ++part) {
+                    const uint32_t* b_tile = right.parts + part * right_part + pair * n + j;
+                    _tile_loadd(6, b_tile, n * 4);
+                    _tile_loadd(7, b_tile + kTile, n * 4);
+                    _tile_dpbf16ps(0, 4, 6);
+                    _tile_dpbf16ps(1, 4, 7);
+                    _tile_dpbf16ps(2, 5, 6);
+                    _tile_dpbf16ps(3, 5, 7);
+                }
             }
         _tile_stored(0, c, c_stride);
         _tile_stored(1, c + kTile, c_stride);

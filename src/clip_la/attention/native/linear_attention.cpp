@@ -30,95 +30,104 @@ void exclusive_sums(const Problem& p, float* buffer, const Task& head, bool reve
     }
 }
 
+// Sums of 0: in the buffer of all segments, or in the thread's memory where there is but one.
+HeadSums new_sums(const Problem& p, float* buffer, const Scratch& scratch, const Heads& heads,
+                  int index = 0) {
+    HeadSums sums;
+    for (int64_t i = 0; i < heads.count; ++i)
+        sums[i] = zeros(
+            p, p.num_segments > 1 ? sums_at(p, buffer, heads.task(i)) : sums_in(p, scratch.sums(i, index)));
+    return sums;
+}
+
+// What an earlier pass left in the buffer, for this segment or, of `total`, for all.
+HeadSums segment_sums(const Problem& p, float* buffer, const Heads& heads) {
+    HeadSums sums;
+    for (int64_t i = 0; i < heads.count; ++i) sums[i] = sums_at(p, buffer, heads.task(i));
+    return sums;
+}
+
+HeadSums total_sums(const Problem& p, float* buffer, const Heads& heads) {
+    return segment_sums(p, buffer, {heads.b, heads.first, heads.count, 0});
+}
+
 template <class T, class Engine>
 void forward_full(const Problem& p, const Scratch& scratch, const Engine& engine) {
-    if (p.num_segments == 1) {
-        for_each_task(p, 1, [&](const Task& head) {
-            const Sums sums = zeros(p, sums_in(p, scratch.sums(0)));
-            sum_keys<T>(p, head, scratch, engine, sums, false);
-            save_state(p, head, sums);
-            read_sums<T>(p, head, scratch, engine, sums);
-        });
-        return;
-    }
-    for_each_task(p, p.num_segments, [&](const Task& task) {
-        sum_keys<T>(p, task, scratch, engine, zeros(p, sums_at(p, p.sums, task)), false);
+    for_each_heads(p, [&](const Heads& heads) {
+        const HeadSums sums = new_sums(p, p.sums, scratch, heads);
+        sum_keys<T>(p, heads, scratch, engine, sums, false);
+        if (p.num_segments > 1) return;
+        for (int64_t i = 0; i < heads.count; ++i) save_state(p, heads.task(i), sums[i]);
+        read_sums<T>(p, heads, scratch, engine, sums);
     });
-    for_each_task(p, 1, [&](const Task& head) {
+    if (p.num_segments == 1) return;
+    for_each_head(p, [&](const Task& head) {
         total(p, p.sums, head);
         save_state(p, head, sums_at(p, p.sums, head));
     });
-    for_each_task(p, p.num_segments, [&](const Task& task) {
-        read_sums<T>(p, task, scratch, engine, sums_at(p, p.sums, {task.b, task.h, 0}));
+    for_each_heads(p, [&](const Heads& heads) {
+        read_sums<T>(p, heads, scratch, engine, total_sums(p, p.sums, heads));
     });
 }
 
 template <class T, class Engine>
 void backward_full(const Problem& p, const Scratch& scratch, const Engine& engine) {
-    if (p.num_segments == 1) {
-        for_each_task(p, 1, [&](const Task& head) {
-            const Sums sums = zeros(p, sums_in(p, scratch.sums(0)));
-            backward_queries<T>(p, head, scratch, engine, sums);
-            backward_keys<T>(p, head, scratch, engine, sums);
-        });
-        return;
-    }
-    for_each_task(p, p.num_segments, [&](const Task& task) {
-        backward_queries<T>(p, task, scratch, engine, zeros(p, sums_at(p, p.later_sums, task)));
+    for_each_heads(p, [&](const Heads& heads) {
+        const HeadSums sums = new_sums(p, p.later_sums, scratch, heads);
+        backward_queries<T>(p, heads, scratch, engine, sums);
+        if (p.num_segments == 1) backward_keys<T>(p, heads, scratch, engine, sums);
     });
-    for_each_task(p, 1, [&](const Task& head) { total(p, p.later_sums, head); });
-    for_each_task(p, p.num_segments, [&](const Task& task) {
-        backward_keys<T>(p, task, scratch, engine, sums_at(p, p.later_sums, {task.b, task.h, 0}));
+    if (p.num_segments == 1) return;
+    for_each_head(p, [&](const Task& head) { total(p, p.later_sums, head); });
+    for_each_heads(p, [&](const Heads& heads) {
+        backward_keys<T>(p, heads, scratch, engine, total_sums(p, p.later_sums, heads));
     });
 }
 
 template <class T>
 void forward_causal(const Problem& p, const Scratch& scratch) {
-    if (p.num_segments == 1) {
-        for_each_task(p, 1, [&](const Task& head) {
-            forward_segment<T>(p, head, scratch, zeros(p, sums_in(p, scratch.sums(0))));
-        });
-        return;
-    }
-    const VectorEngine engine(scratch);
-    for_each_task(p, p.num_segments, [&](const Task& task) {
-        sum_keys<T>(p, task, scratch, engine, zeros(p, sums_at(p, p.sums, task)), false);
+    for_each_heads(p, [&](const Heads& heads) {
+        const HeadSums sums = new_sums(p, p.sums, scratch, heads);
+        if (p.num_segments == 1)
+            forward_segment<T>(p, heads, scratch, sums);
+        else
+            sum_keys<T>(p, heads, scratch, VectorEngine(scratch), sums, false);
     });
-    for_each_task(p, 1, [&](const Task& head) { exclusive_sums(p, p.sums, head, false, scratch.sums(0)); });
-    for_each_task(p, p.num_segments,
-                  [&](const Task& task) { forward_segment<T>(p, task, scratch, sums_at(p, p.sums, task)); });
+    if (p.num_segments == 1) return;
+    for_each_head(p, [&](const Task& head) { exclusive_sums(p, p.sums, head, false, scratch.sums(0)); });
+    for_each_heads(p, [&](const Heads& heads) {
+        forward_segment<T>(p, heads, scratch, segment_sums(p, p.sums, heads));
+    });
 }
 
 template <class T>
 void backward_causal(const Problem& p, const Scratch& scratch) {
-    if (p.num_segments == 1) {
-        for_each_task(p, 1, [&](const Task& head) {
-            backward_queries_segment<T>(p, head, scratch, zeros(p, sums_in(p, scratch.sums(0))));
-            backward_keys_segment<T>(p, head, scratch, zeros(p, sums_in(p, scratch.sums(1))));
-        });
-        return;
-    }
-    const VectorEngine engine(scratch);
-    for_each_task(p, p.num_segments, [&](const Task& task) {
-        sum_keys<T>(p, task, scratch, engine, zeros(p, sums_at(p, p.sums, task)), true);
-        sum_queries<T>(p, task, scratch, zeros(p, sums_at(p, p.later_sums, task)));
+    for_each_heads(p, [&](const Heads& heads) {
+        const HeadSums earlier = new_sums(p, p.sums, scratch, heads, 0);
+        const HeadSums later = new_sums(p, p.later_sums, scratch, heads, 1);
+        if (p.num_segments == 1) {
+            backward_queries_segment<T>(p, heads, scratch, earlier);
+            backward_keys_segment<T>(p, heads, scratch, later);
+        } else {
+            sum_keys<T>(p, heads, scratch, VectorEngine(scratch), earlier, true);
+            sum_queries<T>(p, heads, scratch, later);
+        }
     });
-    for_each_task(p, 1, [&](const Task& head) {
+    if (p.num_segments == 1) return;
+    for_each_head(p, [&](const Task& head) {
         exclusive_sums(p, p.sums, head, false, scratch.sums(0));
         exclusive_sums(p, p.later_sums, head, true, scratch.sums(0));
     });
-    for_each_task(p, p.num_segments, [&](const Task& task) {
-        backward_queries_segment<T>(p, task, scratch, sums_at(p, p.sums, task));
-        backward_keys_segment<T>(p, task, scratch, sums_at(p, p.later_sums, task));
+    for_each_heads(p, [&](const Heads& heads) {
+        backward_queries_segment<T>(p, heads, scratch, segment_sums(p, p.sums, heads));
+        backward_keys_segment<T>(p, heads, scratch, segment_sums(p, p.later_sums, heads));
     });
 }
 
-// AMX has bfloat16's precision in every factor but not float32's, which Eq. 4's differences need.
 template <class T, class Work>
 void with_engine([[maybe_unused]] const Problem& p, const Scratch& scratch, Work work) {
 #ifdef CLIP_LA_HAS_AMX
-    if (std::is_same_v<T, BFloat16> && !p.has_denominator && AmxEngine::fits(p) && AmxEngine::is_available())
-        return work(AmxEngine(scratch));
+    if (AmxEngine<T>::fits(p) && AmxEngine<T>::is_available()) return work(AmxEngine<T>(scratch));
 #endif
     work(VectorEngine(scratch));
 }
@@ -132,6 +141,7 @@ void forward(const Problem& p) {
             forward_causal<T>(p, scratch);
         else
             with_engine<T>(p, scratch, [&](const auto& engine) { forward_full<T>(p, scratch, engine); });
+        finish_streams();
     }
 }
 
@@ -144,6 +154,7 @@ void backward(const Problem& p) {
             backward_causal<T>(p, scratch);
         else
             with_engine<T>(p, scratch, [&](const auto& engine) { backward_full<T>(p, scratch, engine); });
+        finish_streams();
     }
 }
 

@@ -1,7 +1,7 @@
 // Blocks of rows in float32: loading and storing them, sums over them, and their matrix products.
 //
-// A block is a small row-major matrix that stays in the first-level cache. Its rows are padded with zeros to
-// whole vectors and its number of rows to whole tiles, so that no loop over it has a remainder.
+// A block is a small row-major matrix that stays in the caches. Its rows are padded with zeros to whole
+// vectors and its number of rows to whole tiles, so that no loop over it has a remainder.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-#ifdef __AVX512BF16__
+#ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
@@ -51,17 +51,40 @@ inline Vector load(const BFloat16* from) {
 }
 
 // Round to nearest, ties to even; NaN stays NaN.
-inline void store(BFloat16* to, Vector x) {
+inline Halves to_bfloat16(Vector x) {
 #ifdef __AVX512BF16__
-    const __m256bh halves = _mm512_cvtneps_pbh((__m512)x);
+    return (Halves)_mm512_cvtneps_pbh((__m512)x);
 #else
     Words words = (Words)x;
     Words rounded = (words + 0x7fff + ((words >> 16) & 1)) >> 16;
     Words is_number = (Words)(x == x);
-    Halves halves = __builtin_convertvector((rounded & is_number) | (0x7fc0 & ~is_number), Halves);
+    return __builtin_convertvector((rounded & is_number) | (0x7fc0 & ~is_number), Halves);
 #endif
+}
+
+inline void store(BFloat16* to, Vector x) {
+    const Halves halves = to_bfloat16(x);
     memcpy(to, &halves, sizeof halves);
 }
+
+// Around the caches; `to` is a multiple of a vector's size. finish_streams() before another thread reads.
+#ifdef __AVX512F__
+inline void stream(float* to, Vector x) {
+    _mm512_stream_ps(to, (__m512)x);
+}
+inline void stream(BFloat16* to, Vector x) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)to_bfloat16(x));
+}
+inline void finish_streams() {
+    _mm_sfence();
+}
+#else
+template <class T>
+inline void stream(T* to, Vector x) {
+    store(to, x);
+}
+inline void finish_streams() {}
+#endif
 
 inline float sum(Vector x) {
     float total = 0;
@@ -90,14 +113,29 @@ inline void store_row(const float* from, int width, T* to) {
     memcpy(to + column, tail, sizeof(T) * (width - column));
 }
 
-inline float dot(const float* x, const float* y, int width) {
+// Where the row is whole vectors.
+template <class T>
+inline void stream_row(const float* from, int width, T* to) {
+    for (int column = 0; column < width; column += kLanes) stream(to + column, load(from + column));
+}
+
+inline Vector lane_products(const float* x, const float* y, int width) {
     Vector total = {};
     for (int column = 0; column < width; column += kLanes) total += load(x + column) * load(y + column);
-    return sum(total);
+    return total;
+}
+
+inline float dot(const float* x, const float* y, int width) {
+    return sum(lane_products(x, y, width));
+}
+
+// to = factor x
+inline void copy_scaled(const float* x, float factor, float* to, int width) {
+    for (int column = 0; column < width; column += kLanes) store(to + column, load(x + column) * factor);
 }
 
 inline void scale_row(float* x, float factor, int width) {
-    for (int column = 0; column < width; column += kLanes) store(x + column, load(x + column) * factor);
+    copy_scaled(x, factor, x, width);
 }
 
 // to += factor x
@@ -106,11 +144,11 @@ inline void add_row(float* to, float factor, const float* x, int width) {
         store(to + column, load(to + column) + load(x + column) * factor);
 }
 
-// to += the sum of the rows of x, which is formed first: a long sum loses less in few large steps.
-inline void add_rows(float* to, const float* x, int count, int width) {
+// to += the sum of factor_i x_i, which is formed first: a long sum loses less in few large steps.
+inline void add_rows(float* to, const float* factors, const float* x, int count, int width) {
     for (int column = 0; column < width; column += kLanes) {
         Vector total = {};
-        for (int row = 0; row < count; ++row) total += load(x + row * width + column);
+        for (int row = 0; row < count; ++row) total += load(x + row * width + column) * factors[row];
         store(to + column, load(to + column) + total);
     }
 }
@@ -139,6 +177,19 @@ inline void swap_all_parts(Words* rows) {
         if (!(i & kDistance))
             swap_parts<kDistance>(rows[i], rows[i + kDistance], std::make_integer_sequence<int, kLanes>());
     if constexpr (kDistance > 1) swap_all_parts<kDistance / 2>(rows);
+}
+
+// dots[i] = x_i.y_i of rows, those of y y_stride apart; their number is rounded up to kLanes.
+inline void row_dots(const float* x, const float* y, int y_stride, int rows, int width, float* dots) {
+    for (int first = 0; first < rows; first += kLanes) {
+        Words lanes[kLanes];
+        for (int i = 0; i < kLanes; ++i)
+            lanes[i] = (Words)lane_products(x + (first + i) * width, y + (first + i) * y_stride, width);
+        swap_all_parts<kLanes / 2>(lanes);
+        Vector total = {};
+        for (int i = 0; i < kLanes; ++i) total += (Vector)lanes[i];
+        store(dots + first, total);
+    }
 }
 
 // A square of kLanes x kLanes elements, transposed.
