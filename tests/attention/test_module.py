@@ -19,6 +19,7 @@ SPECS = {
     "eq7": AttentionSpec("eq7"),
     "eq7-gain": AttentionSpec("eq7", scale="length", gain="learned"),
     "eq7-fixed": AttentionSpec("eq7", scale=1 / 197, gain=4.0, output_norm="rms"),
+    "eq7-centred": AttentionSpec("eq7", scale="length", gain="learned", centre_values=True),
     "eq4": AttentionSpec("eq4"),
     "eq4-raw": AttentionSpec("eq4", normalise_qk=False, output_norm="rms"),
 }
@@ -42,7 +43,17 @@ def by_the_equations(module: LinearAttention, x: Tensor, padding: Tensor | None)
     else:
         gain = weights.get("gain", None if spec.gain == "none" else spec.gain)
         scale = None if spec.scale == "none" else spec.scale
-        out = eq7_attention(q, k, v, causal=module.causal, scale=scale, gain=gain, key_padding_mask=padding)
+        centre = spec.centre_values and not module.causal
+        out = eq7_attention(
+            q,
+            k,
+            v,
+            causal=module.causal,
+            scale=scale,
+            gain=gain,
+            key_padding_mask=padding,
+            centre_values=centre,
+        )
     if spec.output_norm == "rms":
         out = out / (out.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     return out.transpose(1, 2).flatten(2) @ weights["out_proj.weight"].T + weights["out_proj.bias"]

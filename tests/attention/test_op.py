@@ -266,6 +266,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "eq7-causal-length": {"kind": "eq7", "causal": True, "scale": None, "normalise": True},
     "eq4": {"kind": "eq4", "causal": False, "scale": 0.5, "normalise": True},
     "eq4-causal-raw": {"kind": "eq4", "causal": True, "scale": 0.5, "normalise": False},
+    "eq7-centred": {"kind": "eq7", "causal": False, "scale": None, "normalise": True, "centre_values": True},
 }
 
 
@@ -280,9 +281,9 @@ def test_opcheck(sample: str, layout: str, backend: str) -> None:
         qkv = [x[:1].expand(2, -1, -1, -1) for x in qkv]
     elif layout == "packed":
         qkv = [torch.randn(2, 6, 3, 2, 4)]
-    kind, causal, scale, normalise = SAMPLES[sample].values()
+    kind, causal, scale, normalise, *centre_values = SAMPLES[sample].values()
     gain = torch.tensor([1.5, 2.0]) if kind == "eq7" else None
-    options = (kind, causal, scale, normalise, backend)
+    options = (kind, causal, scale, normalise, *(centre_values or [False]), backend)
     leaves = [x.detach().requires_grad_() for x in qkv]
     leaf_gain = None if gain is None else gain.clone().requires_grad_()
     torch.library.opcheck(torch.ops.clip_la.linear_attention.default, (leaves, leaf_gain, None, *options))

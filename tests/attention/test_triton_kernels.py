@@ -257,7 +257,7 @@ def test_same_bits_every_time(causal: bool, device: str, small_groups: None) -> 
 def test_opcheck(kind: str, causal: bool, device: str) -> None:
     packed = torch.randn(1, 6, 3, 2, 16, device=device)
     gain = torch.tensor([1.5, 2.0], device=device) if kind == "eq7" else None
-    options = (kind, causal, 0.5, True, "triton")
+    options = (kind, causal, 0.5, True, False, "triton")
     leaf_gain = None if gain is None else gain.clone().requires_grad_()
     arguments = ([packed.clone().requires_grad_()], leaf_gain, None, *options)
     torch.library.opcheck(torch.ops.clip_la.linear_attention.default, arguments)

@@ -29,7 +29,9 @@ def tiny_bundle(tmp_path: Path, attention: dict[str, object] | None, precision: 
     return build(config, model_name="tiny", precision=precision)
 
 
-@pytest.mark.parametrize("attention", [{"kind": "eq7"}, {"kind": "eq4"}, None])
+@pytest.mark.parametrize(
+    "attention", [{"kind": "eq7"}, {"kind": "eq7", "gain": 8, "centre_values": True}, {"kind": "eq4"}, None]
+)
 @pytest.mark.parametrize("name", ["image", "text"])
 def test_a_traced_tower_takes_any_batch(
     name: str, attention: dict[str, object] | None, tmp_path: Path
