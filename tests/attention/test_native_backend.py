@@ -12,7 +12,7 @@ import pytest
 import torch
 from accuracy import assert_close, output_and_gradients, random_qkv
 
-from clip_la.attention import native_library
+from clip_la.attention import native_backend, native_library
 from clip_la.attention.dispatch import why_not
 from clip_la.attention.op import linear_attention
 from clip_la.attention.reference import eq4_attention, eq7_attention
@@ -22,7 +22,14 @@ needs_compiler = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 REFERENCES = {"eq4": eq4_attention, "eq7": eq7_attention}
 
 
+@pytest.fixture
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Causal sequences are cut in segments as short as the others'."""
+    monkeypatch.setattr(native_backend, "_MIN_CAUSAL_SEGMENT", 1024)
+
+
 @needs_compiler
+@pytest.mark.usefixtures("short_segments")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["eq4", "eq7"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -35,6 +42,7 @@ def test_long_sequences_in_segments(dtype: torch.dtype, kind: str, causal: bool)
 
 
 @needs_compiler
+@pytest.mark.usefixtures("short_segments")
 @pytest.mark.parametrize("causal", [False, True])
 def test_same_bits_for_any_number_of_threads(causal: bool) -> None:
     qkv = random_qkv(1, 3, 2100, 32)

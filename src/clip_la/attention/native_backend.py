@@ -20,6 +20,8 @@ DTYPES = (torch.float32, torch.bfloat16)
 MAX_HEAD_SIZE = 256
 
 _MIN_SEGMENT = 1024
+_MIN_CAUSAL_SEGMENT = 8192
+"""Longer, since the sums before and after each causal segment take another pass over keys and queries."""
 _TASKS = 64
 """Enough for the cores of most machines. It doesn't depend on their number: a sum's order would."""
 _LANES = 16
@@ -95,7 +97,8 @@ def _run(direction: str, inputs: Inputs, tensors: dict[str, Tensor], dgain: Tens
     tensors = {"q": _rows(q), "k": _rows(k), "v": _rows(v), **tensors}
     B, H, N, D = q.shape
     M, E = v.shape[-2:]
-    num_segments = min(-(-_TASKS // max(B * H, 1)), max(1, max(N, M) // _MIN_SEGMENT))
+    shortest = _MIN_CAUSAL_SEGMENT if options.causal else _MIN_SEGMENT
+    num_segments = min(-(-_TASKS // max(B * H, 1)), max(1, max(N, M) // shortest))
     problem = _Problem(B, H, N, M, D, E, options.causal, options.normalise, options.has_denominator)
     problem.num_threads, problem.num_segments = torch.get_num_threads(), num_segments
     problem.scale, problem.norm_floor, problem.denominator_floor = inputs.scale, NORM_FLOOR, EQ4_FLOOR
