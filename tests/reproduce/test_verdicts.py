@@ -88,7 +88,7 @@ def test_seeds_are_compared_in_pairs() -> None:
 
 
 def test_equal_exponents_agree_and_different_ones_do_not() -> None:
-    softmax, same, other = power_law(593, 0.362), power_law(600, 0.362), power_law(593, 0.25)
+    softmax, same, other = power_law(593, 0.362), power_law(376, 0.34), power_law(593, 0.25)
     assert (
         exponent_claim("Eq. 7", "softmax", (same, softmax), compare_laws(softmax, same)).verdict == "agrees"
     )

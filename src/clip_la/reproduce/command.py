@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--data", metavar="SHARDS", help="training shards, as DIR/{00000..00006}.tar")
     data.add_argument("--val-data", metavar="SHARDS", help="other shards, for the held-out loss")
     data.add_argument("--zeroshot", metavar="DIR", help="zero-shot tree, one folder a class")
-    data.add_argument("--classnames", metavar="FILE", help="its class names, or a known list's name")
+    data.add_argument(
+        "--classnames", metavar="FILE", help="its class names, or a known list's name (default: the tree's)"
+    )
     data.add_argument("--templates", default="photo", help="prompt templates (default: %(default)s)")
 
 
@@ -68,12 +70,13 @@ def _run_cpu(args: argparse.Namespace) -> int:
     from clip_la.reproduce.dataset import given
     from clip_la.reproduce.write import text_of
 
-    own = {name: getattr(args, name) for name in ("val_data", "zeroshot", "classnames")}
-    if args.data is None and any(own.values()):
+    data = None
+    if args.data is not None:
+        data = given(args.data, args.val_data, args.zeroshot, args.classnames, args.templates)
+    elif args.val_data or args.zeroshot or args.classnames:
         raise ConfigError(
             "--val-data, --zeroshot and --classnames go with --data; the generated set has its own"
         )
-    data = None if args.data is None else given(args.data, **own, templates=args.templates)
     panels, paths = reproduce(CpuRun(args.out, args.quick, args.panels, args.processes, data))
     print(text_of(panels))
     print("\nwritten: " + ", ".join(map(str, paths)))
@@ -85,14 +88,17 @@ def _run_h200(args: argparse.Namespace) -> int:
     from clip_la.reproduce.h200_plan import ClusterRun
     from clip_la.reproduce.write import text_of
 
-    data = {"train_data": args.data, "val_data": args.val_data, "zeroshot": args.zeroshot}
-    flags = {name: value for name, value in data.items() if value is not None}
-    if args.zeroshot is not None:
-        flags |= {"classnames": args.classnames, "templates": args.templates}
+    flags = {
+        "train_data": args.data,
+        "val_data": args.val_data,
+        "zeroshot": args.zeroshot,
+        "classnames": args.classnames,
+        "templates": args.templates if args.zeroshot else None,
+    }
     run = ClusterRun(
         out=args.out,
         repo=args.repo,
-        flags=flags,
+        flags={name: value for name, value in flags.items() if value is not None},
         nodes=args.nodes,
         gpus_per_node=args.gpus_per_node,
         sbatch=shlex.split(args.sbatch),

@@ -33,15 +33,14 @@ class DataSet:
     @property
     def flags(self) -> Mapping[str, Any]:
         """Settings of `clip-la train`."""
-        flags = {"train_data": self.train, "val_data": self.val}
-        if self.zeroshot is None:
-            return flags
-        return {
-            **flags,
+        flags = {
+            "train_data": self.train,
+            "val_data": self.val,
             "zeroshot": self.zeroshot,
             "classnames": self.classnames,
-            "templates": self.templates,
+            "templates": self.templates if self.zeroshot else None,
         }
+        return {name: value for name, value in flags.items() if value is not None}
 
 
 def generated(folder: Path, num_pairs: int) -> DataSet:
@@ -75,15 +74,15 @@ def given(
     """A person's own shards.
 
     Raises:
-        ConfigError: no held-out shards, or a zero-shot tree without class names (or the reverse).
+        ConfigError: no held-out shards, or class names without a zero-shot tree.
     """
     if val is None:
         raise ConfigError("--data needs --val-data: other shards, to measure the loss on")
-    if (zeroshot is None) != (classnames is None):
-        raise ConfigError("--zeroshot and --classnames go together: give both or neither")
+    if zeroshot is None and classnames is not None:
+        raise ConfigError("--classnames belongs to --zeroshot; give both or neither")
     counts = [
         open_units(DataSpec(train_data=shards, batch_size=1)).count_samples() for shards in (train, val)
     ]
-    tree = "no zero-shot tree" if zeroshot is None else f"zero-shot on {zeroshot} by {classnames}"
+    tree = "no zero-shot tree" if zeroshot is None else f"zero-shot on {zeroshot}"
     description = f"{counts[0]:,} pairs of {train}, {counts[1]:,} held out in {val}, {tree}"
     return DataSet(train, val, zeroshot, classnames, templates, description)

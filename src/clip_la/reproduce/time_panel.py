@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ from clip_la.bench.plot import plot_times, slope_rows
 from clip_la.bench.sweep import OperatorSweep, Row, fitted_slope, sweep_operators
 from clip_la.bench.timing import available_memory
 from clip_la.bench.write import format_row, write_rows
+from clip_la.config import ConfigError
 from clip_la.reproduce.budget import Budget
 from clip_la.reproduce.panel import Panel, Table
 from clip_la.reproduce.verdicts import Line, slope_claim, speedup_claim
 
 _HEADS, _HEAD_SIZE = 2, 64
 _BYTES_A_TOKEN = 8 * 3 * _HEADS * _HEAD_SIZE * 4  # q, k, v in float32, and what is computed from them
+_BUSY = 1.5  # of a load of one a core, which measuring alone makes
 _LABELS = {"softmax": "softmax", "eq4": "Eq. 4", "eq7": "Eq. 7"}
 
 
@@ -50,8 +52,7 @@ def draw_time_panel(folder: Path) -> Panel:
         claims=claims,
         figures={"Seconds of one forward and backward pass, and the slopes": figure},
         tables=[_table(lines)],
-        limits=["Times of one operator on one machine; the paper's are of a GPU. Whole models gain less: "
-                "see `clip-la bench --level model`."],
+        limits=list(_limits(about)),
         numbers={"about": about, "rows": [row.to_dict() for row in rows],
                  "slopes": {name: line.slope for name, line in lines.items()}},
     )  # fmt: skip
@@ -79,13 +80,18 @@ def _measure(budget: Budget, folder: Path) -> None:
 
 def _line(name: str, rows: Sequence[Row]) -> Line:
     long = slope_rows(rows)
+    if len(long) < 2:
+        raise ConfigError(
+            f"{_LABELS[name]} was timed at {len(long)} lengths above 1,000 tokens; a slope needs 2: this "
+            "machine is too slow or too busy for it, so leave the panel out with --panels"
+        )
     seconds = {row.size: row.seconds for row in rows}
     return Line(_LABELS[name], seconds, fitted_slope(long), [row.size for row in long])
 
 
 def _facts(rows: Sequence[Row], about: dict[str, Any]) -> dict[str, str]:
     lengths = sorted({row.size for row in rows})
-    repeats = [row.repeats for row in rows]
+    repeats = sorted({row.repeats for row in rows})
     shape = (
         f"{about['heads']} heads of {about['head_size']}"
         if "heads" in about
@@ -94,10 +100,17 @@ def _facts(rows: Sequence[Row], about: dict[str, Any]) -> dict[str, str]:
     return {
         "Data": f"random q, k and v in {rows[0].dtype}, batch {rows[0].batch_size}, {shape}, not causal",
         "Sizes": f"{', '.join(f'{N:,}' for N in lengths)} tokens",
-        "Budget": f"medians of {min(repeats)} to {max(repeats)} repeats, in turn, after one to warm up",
+        "Budget": f"medians of {repeats[0]} to {repeats[-1]} repeats, in turn, after one to warm up",
         "Checked": "every operator's output and gradient against float64 before it is timed",
         "Machine": f"{about['machine']}, {about['threads']} threads, torch {about['torch']}, {about['date']}",
     }
+
+
+def _limits(about: Mapping[str, Any]) -> Iterator[str]:
+    yield "One operator; of a model's step attention is only a part (clip-la bench --level model)."
+    load = about.get("load")
+    if load is not None and load > _BUSY * about["cores"]:
+        yield f"The machine was busy with other work: load {load:.1f} on {about['cores']} cores."
 
 
 def _table(lines: Mapping[str, Line]) -> Table:

@@ -23,7 +23,9 @@ LIKE = 0.05
 
 PAPER_SPEEDUP, PAPER_TOKENS = 1e3, 4e6
 PAPER_EXPONENTS = {"softmax": 0.362, "linear": 0.332}
-_EXPONENT_RESOLUTION = 0.03  # the difference of the paper's two exponents
+SAME_EXPONENT = 0.03
+"""Two exponents are called the same within 0.03: so far do the paper's two lie apart."""
+
 _MIN_LENGTHS, _MIN_SPAN = 3, 10.0
 
 
@@ -119,19 +121,17 @@ def exponent_claim(second: str, first: str, laws: tuple[PowerLaw, PowerLaw], fou
         found: the second law compared with the first.
     """
     low, high = found.exponent_interval
-    if found.few_sizes:
-        verdict: Verdict = "can't tell"
-    elif not low <= 0 <= high:
+    verdict: Verdict = "can't tell"
+    if not found.few_sizes and max(-low, high) <= SAME_EXPONENT:
+        verdict = "agrees"
+    elif not found.few_sizes and (low > SAME_EXPONENT or high < -SAME_EXPONENT):
         verdict = "disagrees"
-    else:
-        verdict = "agrees" if max(-low, high) <= _EXPONENT_RESOLUTION else "can't tell"
     return Claim(
         paper="The same scaling law: L(N) falls as N^-{softmax:g} with softmax and N^-{linear:g} with linear "
         "attention.".format(**PAPER_EXPONENTS),
         found=f"N^-{laws[0].b:.3f} with {second}, N^-{laws[1].b:.3f} with {first}; the exponents differ by "
-        f"{found.exponent_difference:+.3f} [{low:+.3f}, {high:+.3f}], and the paper's by "
-        f"{PAPER_EXPONENTS['linear'] - PAPER_EXPONENTS['softmax']:+.3f}: the same means that 0 lies in an "
-        "interval no wider than that on either side.",
+        f"{found.exponent_difference:+.3f} [{low:+.3f}, {high:+.3f}]; the same means within "
+        f"{SAME_EXPONENT:g}, as far as the paper's two lie apart.",
         verdict=verdict,
     )
 
