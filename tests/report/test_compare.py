@@ -9,6 +9,8 @@ import pytest
 from run_writer import FinishedRun, NewRun, RunWriter
 
 from clip_la.attention.spec import AttentionSpec
+from clip_la.bundle import resolve_model_config
+from clip_la.model_size import count_tower_parameters, model_shape, training_flops
 from clip_la.report.compare import compare
 from clip_la.report.differences import ABSENT
 from clip_la.report.runs import read_run, read_runs
@@ -211,3 +213,61 @@ def test_resumed_and_restarted_runs_say_so(new_run: NewRun) -> None:
     notes = messages([run.folder], "note")
     assert "r: was resumed 1 time(s); 2 line(s) and 2 s of training were undone" in notes
     assert "1 torn line(s)" in notes
+
+
+def test_what_a_tired_reader_would_miss(finished_run: FinishedRun, new_run: NewRun) -> None:
+    """Other templates, classes or negatives; an evaluation that one run lacks; pairs left out."""
+    other = new_run("b").start().train(1000, 1.0)
+    other.eval(1000, "validation", loss=1.2, num_samples=500, num_negatives=127, num_unusable=3)
+    other.eval(1000, "zeroshot/held_out", top1=0.4, num_classes=40, templates_hash="x", class_list_hash="y")
+    first = new_run("a").start().train(1000, 1.0)
+    first.eval(1000, "validation", loss=1.2, num_samples=500, num_negatives=255)
+    first.eval(1000, "zeroshot/held_out", top1=0.4, num_classes=40, templates_hash="t", class_list_hash="c")
+    first.eval(1000, "retrieval", **{"image_to_text_recall@1": 0.1})
+    found = messages([first.end(1000).folder, other.end(1000).folder])
+    for expected in (
+        "differ in num_negatives of validation: 255 (a); 127 (b)",
+        "differ in templates_hash of held_out: t (a); x (b)",
+        "differ in class_list_hash of held_out: c (a); y (b)",
+        "retrieval was never evaluated in b",
+        "3 pair(s) of validation could not be read",
+    ):
+        assert expected in found
+
+
+def test_a_loss_that_rose_again_and_a_run_that_slowed_down(new_run: NewRun) -> None:
+    run = new_run("a").start()
+    for samples in range(100, 1001, 100):
+        run.train(samples, 1.0 if samples < 700 else 2.0, samples_per_second=100 if samples < 800 else 40)
+        run.eval(samples, "validation", loss=1.0 if samples < 600 else 1.5)
+    run.end(1000)
+    found = messages([run.folder])
+    assert "its smoothed training loss rose again, from 1.000 at 600 samples to 2.000" in found
+    assert "its loss on validation rose again, from 1.000 at 500 samples to 1.500" in found
+    assert "slowed down: 40 samples/s in its last quarter, 100 over all" in messages([run.folder], "note")
+
+
+def test_time_counts_training_over_restarts_and_no_gaps(new_run: NewRun) -> None:
+    run = new_run("a").start()  # a second a line
+    run.train(100, 3.0).train(200, 2.5).eval(200, "validation", loss=2.0).train(300, 2.4)
+    run.time += 10_000
+    run.start(200, resumed=True).train(300, 2.4).train(400, 2.3).end(400)
+    summary = summary_of(run)
+    assert summary.hours * 3600 == pytest.approx(7)
+    assert summary.training_hours * 3600 == pytest.approx(5), "without the evaluation and the end"
+    assert summary.undone_hours * 3600 == pytest.approx(1)
+    assert [point.seconds for point in read_run(run.folder).train] == pytest.approx([1, 2, 4, 5])
+
+
+def test_flops_are_those_of_the_plan_and_unknown_where_the_model_is(new_run: NewRun) -> None:
+    known = new_run("known", model="ViT-nano-8-LA", force_image_size=32)
+    known.start(sample_flops=None, tower_parameters=None, num_parameters=8_370_433).train(100, 1.0)
+    unknown = new_run("unknown", model="nowhere").start(sample_flops=None).train(100, 1.0)
+    liar = new_run("liar", model="ViT-nano-8-LA").start(sample_flops=None, num_parameters=99).train(100, 1.0)
+    facts = compare(read_runs([known.folder, unknown.folder, liar.folder])).facts
+    config = resolve_model_config("ViT-nano-8-LA", force_image_size=32)
+    assert facts["known"].sample_flops == training_flops(model_shape(config), 128, recompute=False)
+    assert facts["known"].parameters == {**count_tower_parameters(config), "total": 8_370_433}
+    assert facts["unknown"].sample_flops is None
+    assert "no model named 'nowhere'" in str(facts["unknown"].why_no_flops)
+    assert "not the same model" in str(facts["liar"].why_no_flops)

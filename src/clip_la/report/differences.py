@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,8 @@ EVALUATION_KEYS = (
     "num_negatives",
 )
 
+_MAX_NAMES = 3
+
 HOUSEKEEPING_KEYS = (
     "name",
     "logs",
@@ -55,6 +58,12 @@ HOUSEKEEPING_KEYS = (
     "wandb_project_name",
     "wandb_notes",
     "dist_timeout_minutes",
+    "read_retries",
+    "read_timeout_seconds",
+    "val_frequency",
+    "zeroshot_frequency",
+    "diagnostics",
+    "diagnostics_frequency",
 )
 """Settings that can't change what is learned; their differences are listed without a warning."""
 
@@ -113,9 +122,30 @@ def _unknown(
         yield "Whether equal devices were of one make, and what else ran on them; hours depend on it."
 
 
+def odd_ones(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names whose value is not the most frequent one; all where none is more frequent than the others."""
+    names: dict[str, list[str]] = {}
+    for name, value in values.items():
+        names.setdefault(fingerprint(value), []).append(name)
+    sizes = sorted(map(len, names.values()))
+    if len(sizes) < 2:
+        return ()
+    most = sizes[-1] if sizes[-1] > sizes[-2] else math.inf
+    return tuple(name for group in names.values() if len(group) != most for name in group)
+
+
 def groups(values: Mapping[str, Any]) -> str:
     """ "128 (a, b); 256 (c)": each value once, with the runs that have it."""
     names: dict[str, list[str]] = {}
     for name, value in values.items():
         names.setdefault("unknown" if value is None else setting(value), []).append(name)
-    return "; ".join(f"{value} ({', '.join(group)})" for value, group in names.items())
+    return "; ".join(f"{value} ({_some(group)})" for value, group in names.items())
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = (
+        names
+        if len(names) <= _MAX_NAMES
+        else [*names[: _MAX_NAMES - 1], f"{len(names) - _MAX_NAMES + 1} more"]
+    )
+    return ", ".join(shown)

@@ -16,6 +16,7 @@ from clip_la.report.differences import (
     ConfigDifference,
     fingerprint,
     groups,
+    odd_ones,
 )
 from clip_la.report.kinds import Kind
 from clip_la.report.runs import EvalPoint, Run
@@ -28,7 +29,8 @@ Problem: TypeAlias = tuple[str, str]
 
 HIGH_DATA_WAIT = 0.2
 _SAME_SIZE = 0.01
-_ROSE_AGAIN = 1.1
+_TRAINING_ROSE = 1.25
+_VALIDATION_ROSE = 1.1
 _SLOWED = 0.7
 _MAX_LOGIT_SCALE = 99.99
 
@@ -83,7 +85,7 @@ def _core_differences(
         *(("evaluation", what, values) for what, values in _evaluation_facts(runs).items()),
     ]
     return [
-        Finding("warning", topic, f"The runs differ in {what}: {groups(values)}.", tuple(values))
+        Finding("warning", topic, f"The runs differ in {what}: {groups(values)}.", odd_ones(values))
         for topic, what, values in facts
         if len({fingerprint(value) for value in values.values()}) > 1
     ]
@@ -139,7 +141,7 @@ def _other_settings(config: ConfigDifference) -> Iterator[Finding]:
         if key.split(".")[0] not in explained:
             severity: Severity = "note" if key.startswith("versions.") else "warning"
             topic = "versions" if severity == "note" else "setting"
-            yield Finding(severity, topic, f"The runs differ in {key}: {groups(values)}.", tuple(values))
+            yield Finding(severity, topic, f"The runs differ in {key}: {groups(values)}.", odd_ones(values))
 
 
 def _sizes(summaries: Sequence[RunSummary]) -> Iterator[Finding]:
@@ -196,9 +198,9 @@ def _learning_problems(run: Run, summary: RunSummary) -> Iterator[Problem]:
         yield "not learning", f"its training loss {summary.train_loss:.3f} is not below guessing ({guessing})"
     smooth = smooth_losses(run.train)
     finite = [value for value in smooth if math.isfinite(value)]
-    if finite and min(finite) * _ROSE_AGAIN < summary.train_loss:
+    if finite and min(finite) * _TRAINING_ROSE < summary.train_loss:
         lowest = min(finite)
-        samples = run.train[list(smooth).index(lowest)].samples
+        samples = max(p.samples for p, value in zip(run.train, smooth, strict=True) if value == lowest)
         yield (
             "loss rose",
             (
@@ -239,7 +241,7 @@ def _evaluation_problems(run: Run, summary: RunSummary) -> Iterator[Problem]:
     for result in summary.zeroshot:
         yield from _zeroshot_problems(result)
     for name, point in _last_evals(run).items():
-        if point.samples < summary.samples:
+        if point.samples < summary.samples and summary.state != "running":
             at = f"{setting(point.samples)} of its {setting(summary.samples)} samples"
             yield "evaluation", f"was last evaluated on {evaluation(name)} at {at}"
 
@@ -247,7 +249,7 @@ def _evaluation_problems(run: Run, summary: RunSummary) -> Iterator[Problem]:
 def _validation_problems(value: Validation) -> Iterator[Problem]:
     if math.isnan(value.last):
         yield "not finite", f"its loss on {evaluation(value.name)} is not a number"
-    elif value.best * _ROSE_AGAIN < value.last:
+    elif value.best * _VALIDATION_ROSE < value.last:
         yield (
             "loss rose",
             (

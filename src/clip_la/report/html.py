@@ -37,7 +37,7 @@ class Figures:
 
 def page(runs: Sequence[Run], comparison: Comparison, figures: Figures) -> str:
     """The whole page."""
-    title = "Comparison of " + ", ".join(run.name for run in runs) if len(runs) > 1 else f"Run {runs[0].name}"
+    title = _title([run.name for run in runs])
     sections = [
         f"<h1>{escape(title)}</h1>",
         _findings(comparison.findings),
@@ -56,6 +56,12 @@ def page(runs: Sequence[Run], comparison: Comparison, figures: Figures) -> str:
         _sources(runs, comparison.summaries),
     ]
     return document(title, sections, style=("clip_la.report", "report.css"))
+
+
+def _title(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return f"Run {names[0]}"
+    return f"Comparison of {', '.join(names) if len(names) <= _MAX_NAMES else f'{len(names)} runs'}"
 
 
 def _findings(findings: Sequence[Finding]) -> str:
@@ -82,13 +88,9 @@ def _results(comparison: Comparison) -> str:
         summary.name: dict.fromkeys(f.topic for f in comparison.warnings if summary.name in f.runs)
         for summary in comparison.summaries
     }
-    if not any(topics.values()):
-        return _table(table.headers, table.rows, table.bad)
-    badges = [
-        "<ul>" + "".join(f"<li>{escape(topic)}</li>" for topic in found) + "</ul>" if found else "none"
-        for found in topics.values()
-    ]
-    return _table(table.headers, table.rows, table.bad, extra=("Warnings", badges))
+    badges = ["".join(f"<li>{escape(topic)}</li>" for topic in found) for found in topics.values()]
+    lists = [f"<ul aria-label='warnings'>{items}</ul>" if items else "" for items in badges]
+    return _table(table.headers, table.rows, table.bad, below=lists)
 
 
 def _explanation() -> str:
@@ -267,7 +269,7 @@ def _table(
     headers: Row,
     rows: Sequence[Row],
     bad: Sequence[Sequence[bool]] | None = None,
-    extra: tuple[str, Sequence[str]] | None = None,
+    below: Sequence[str] = (),
 ) -> str:
     """A table whose rows become cards on a narrow screen: each cell carries its header.
 
@@ -275,27 +277,26 @@ def _table(
         headers: plain text.
         rows: plain text.
         bad: cells to be marked.
-        extra: header and cells, in HTML, of a column after the first.
+        below: HTML that follows in the first cell of each row.
     """
     marks = bad or [[False] * len(headers)] * len(rows)
-    shown = list(headers) if extra is None else [headers[0], extra[0], *headers[1:]]
-    head = "".join(f"<th scope='col'>{escape(header)}</th>" for header in shown)
+    head = "".join(f"<th scope='col'>{escape(header)}</th>" for header in headers)
     lines = []
-    for i, (row, row_marks) in enumerate(zip(rows, marks, strict=True)):
-        cells = [_cell(*cell) for cell in zip(headers, row, row_marks, strict=True)]
-        if extra is not None:
-            cells.insert(1, f"<td data-label='{escape(extra[0])}'>{extra[1][i]}</td>")
-        lines.append("<tr>" + "".join(cells) + "</tr>")
+    for row, row_marks, more in zip(rows, marks, below or [""] * len(rows), strict=True):
+        first, *others = zip(headers, row, row_marks, strict=True)
+        lines.append(f"<tr>{_cell(*first, more)}{''.join(_cell(*cell) for cell in others)}</tr>")
     body = "".join(lines)
     return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
-def _cell(header: str, text: str, is_bad: bool) -> str:
+def _cell(header: str, text: str, is_bad: bool, more: str = "") -> str:
     kind = " class='bad'" if is_bad else " class='text'" if len(text) > _LONG else ""
-    return f"<td data-label='{escape(header)}'{kind}>{escape(text)}</td>"
+    shown = f"<div>{escape(text)}{more}</div>" if more else escape(text)
+    return f"<td data-label='{escape(header)}'{kind}>{shown}</td>"
 
 
-_LONG = 60
+_LONG = 36
+_MAX_NAMES = 4
 _DIAGNOSTICS = (
     "Attention layer by layer, on the same few training pairs: bold as last measured, faint as first. "
     "A query-dependent part near 0 or an effective rank near 1 means that all tokens attend alike "

@@ -19,6 +19,7 @@ _T_975 = (
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 _NORMAL_975 = 1.960
+_MAX_SETTINGS = 3  # in a label
 _IDENTITY_KEYS = ("model", "num_parameters", "global_batch_size", "samples_total")
 
 Interval = tuple[float, float]
@@ -136,30 +137,31 @@ def _kind(label: str, group: Sequence[Run]) -> Kind:
 
 
 def _group_labels(groups: Sequence[Sequence[Run]], labels: Mapping[str, str]) -> list[str]:
-    """The attention's name; with the model where that is not enough, and then with what differs."""
+    """The attention's name; where several share it, with the model, or else with what differs among them."""
     heads = [group[0] for group in groups]
-    attention = [labels[run.name] for run in heads]
-    with_model = [f"{label}, {run.start.get('model')}" for label, run in zip(attention, heads, strict=True)]
-    if len(set(attention)) == len(heads):
-        return attention
-    if len(set(with_model)) == len(heads):
-        return with_model
-    same_model = len({run.start.get("model") for run in heads}) == 1
-    told = [
-        f"{label}{_settings(run, heads)}"
-        for label, run in zip(attention if same_model else with_model, heads, strict=True)
-    ]
-    return [
-        f"{label} #{told[:i].count(label) + 1}" if told.count(label) > 1 else label
-        for i, label in enumerate(told)
-    ]
+    names = []
+    for run in heads:
+        alike = [head for head in heads if labels[head.name] == labels[run.name]]
+        models = {head.start.get("model") for head in alike}
+        name = labels[run.name]
+        if len(models) > 1:
+            name += f", {run.start.get('model')}"
+        if len(models) < len(alike):
+            name += _settings(run, alike)
+        names.append(name)
+    return [_numbered(names, i) for i in range(len(names))]
 
 
-def _settings(run: Run, heads: Sequence[Run]) -> str:
+def _numbered(names: Sequence[str], i: int) -> str:
+    """A name that is still not its own, with which of them it is."""
+    return f"{names[i]} #{names[:i].count(names[i]) + 1}" if names.count(names[i]) > 1 else names[i]
+
+
+def _settings(run: Run, alike: Sequence[Run]) -> str:
     skipped = {"seed", "model", "attention", *HOUSEKEEPING_KEYS}
-    keys = dict.fromkeys(key for head in heads for key in head.config if key.split(".")[0] not in skipped)
-    differing = [key for key in keys if len({fingerprint(head.config.get(key)) for head in heads}) > 1]
-    return "".join(f", {key} {setting(run.config.get(key))}" for key in differing[:3])
+    keys = dict.fromkeys(key for head in alike for key in head.config if key.split(".")[0] not in skipped)
+    differing = [key for key in keys if len({fingerprint(head.config.get(key)) for head in alike}) > 1]
+    return "".join(f", {key} {setting(run.config.get(key))}" for key in differing[:_MAX_SETTINGS])
 
 
 def _metrics(summary: RunSummary) -> Iterator[tuple[str, float]]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, Formatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import EngFormatter, Formatter, FuncFormatter, MaxNLocator, PercentFormatter
 
 from clip_la.report.drawing import RC, add_end_labels, end_label, looks_of, new_panels
 from clip_la.report.points import TrainPoint
@@ -17,6 +17,10 @@ from clip_la.report.runs import Run
 
 def _plain() -> Formatter:
     return EngFormatter(sep=" ")
+
+
+def _number() -> Formatter:
+    return FuncFormatter(lambda value, _: f"{value:g}")
 
 
 def _percent() -> Formatter:
@@ -45,7 +49,7 @@ _PANELS = (
         "Peak memory so far, rank 0",
         "GiB",
         lambda point: point.peak_memory_bytes / 2**30,
-        _plain,
+        _number,
     ),
     _Panel("Skipped steps so far", "", lambda point: point.skipped_steps, _plain, counts=True),
     _Panel("Lost samples so far", "", lambda point: point.lost_samples, _plain, counts=True),

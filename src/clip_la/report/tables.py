@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from clip_la.report.compare import Comparison
+from clip_la.report.differences import odd_ones
 from clip_la.report.findings import HIGH_DATA_WAIT, Finding
 from clip_la.report.kinds import PairedDifference
 from clip_la.report.summary import RunSummary, Validation, ZeroShot, nan_to_none
@@ -50,13 +51,15 @@ class Table:
 
 def comparison_table(summaries: Sequence[RunSummary], wide: bool) -> Table:
     """The table people read, all of it if `wide`; columns that no run can fill are left out."""
-    batches = {summary.global_batch_size for summary in summaries}
+    odd_batches = odd_ones({summary.name: summary.global_batch_size for summary in summaries})
     columns = [
         Column("Run", lambda s: s.name, numeric=False),
         Column("Attention", lambda s: s.attention, numeric=False),
         Column("State", lambda s: s.state, numeric=False, is_bad=lambda s: s.state != "finished"),
         Column("Parameters", lambda s: count(s.num_parameters)),
-        Column("Batch", lambda s: _exact(s.global_batch_size), wide=True, is_bad=lambda _: len(batches) > 1),
+        Column(
+            "Batch", lambda s: _exact(s.global_batch_size), wide=True, is_bad=lambda s: s.name in odd_batches
+        ),
         Column("Seed", lambda s: EMPTY if s.seed is None else str(s.seed), wide=True),
         Column("Samples seen", _samples_cell, is_bad=lambda s: s.samples < (s.samples_total or 0)),
         Column("Training loss", lambda s: number(s.train_loss), is_bad=lambda s: math.isnan(s.train_loss)),
