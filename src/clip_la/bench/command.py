@@ -18,6 +18,7 @@ from clip_la.bench.plot import plot_times
 from clip_la.bench.sweep import OperatorSweep, Row, backends, sweep_models, sweep_operators
 from clip_la.bench.timing import available_memory
 from clip_la.bench.write import format_row, write_rows
+from clip_la.host_memory import keep_freed_memory
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _PRECISIONS = {"float32": "fp32", "bfloat16": "amp_bf16"}
@@ -73,6 +74,8 @@ def run_bench(args: argparse.Namespace) -> list[Path]:
         ErrorGateError: an operator's values or gradients are wrong.
     """
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cpu":
+        keep_freed_memory()
     budget = args.seconds or (1.0 if args.quick else 5.0)
     rows: list[Row] = []
     sweep = _operator_sweep(args, budget, device)

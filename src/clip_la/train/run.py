@@ -20,6 +20,7 @@ from clip_la.checkpoint import CheckpointStore
 from clip_la.config import RunConfig
 from clip_la.data.loader import TrainLoader
 from clip_la.distributed import World
+from clip_la.host_memory import keep_freed_memory
 from clip_la.metrics import MetricsLog, build_sinks
 from clip_la.model_size import NotEstimatedError, model_shape, training_flops
 from clip_la.openclip import load_softmax_weights, tower_of
@@ -102,6 +103,8 @@ class Run:
 
 def build_run(config: RunConfig, world: World, folder: Path) -> Run:
     """Model, data, optimizer and the state that the run continues from."""
+    if world.device.type == "cpu":
+        keep_freed_memory()
     store = CheckpointStore(folder / "checkpoints", config.keep_last) if world.is_main else None
     saved = resume.find(folder / "checkpoints", config, world)
     resume.seed_everything(config.seed)
