@@ -107,13 +107,13 @@ def _paired(comparison: Comparison) -> str:
         return ""
     if not comparison.paired:
         return "<h2>Seed by seed</h2><p>No two kinds have a seed in common: nothing can be paired.</p>"
-    fewest = min(len(pair.seeds) for pair in comparison.paired)
-    plain = (
-        "Only one seed is shared: no interval can be given, and a difference may be luck."
-        if fewest == 1
-        else "The interval is Student's t over the seeds' differences; luck of single seeds cancels where "
-        "both kinds saw the same order of data."
-    )
+    numbers = {len(pair.seeds) for pair in comparison.paired}
+    plain = "Only one seed is shared: no interval can be given, and a difference may be luck."
+    if numbers != {1}:
+        plain = (
+            "The interval is Student's t over the seeds' differences, in which luck that both kinds share "
+            "cancels. Where one seed is shared there is none, and the difference may be luck."
+        )
     text = (
         "Runs that differ only in their seed are one kind. Each kind less the baseline "
         f"({comparison.paired[0].first}), seed by seed. {plain} Many rows: expect one in twenty to look "
