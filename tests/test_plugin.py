@@ -22,6 +22,7 @@ def run_python(code: str) -> str:
         "import clip_la; from open_clip.factory import create_model; import open_clip",
         "import clip_la, importlib.util; importlib.util.find_spec('open_clip'); import open_clip",
         "import clip_la; clip_la.register; import open_clip",
+        "import clip_la, importlib; importlib.reload(clip_la); import open_clip",
     ],
 )
 def test_openclip_has_the_plugin(imports: str) -> None:

@@ -25,15 +25,15 @@ def _register() -> None:
 
 
 class _RegisteringFinder(MetaPathFinder):
-    """Finds OpenCLIP where the other finders do, and has its import end with the registration."""
+    """Finds OpenCLIP where the finders behind it do, and has its import end with the registration."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != _OPENCLIP:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        found = (finder.find_spec(fullname, path, target) for finder in others)
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        found = (finder.find_spec(fullname, path, target) for finder in behind)
         spec = next(filter(None, found), None)
         if spec is not None and spec.loader is not None:
             _register_after_import(spec)
