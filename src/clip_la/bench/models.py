@@ -37,12 +37,12 @@ def build_model(name: str, step: Step, device: torch.device) -> nn.Module:
 
 
 def step_call(model: Any, step: Step, device: torch.device) -> Call:
-    """Forward, contrastive loss (image tower alone: the sum of the features), backward, AdamW."""
+    """Forward, contrastive loss (image tower: the sum of its features), backward, AdamW as in training."""
     shape = (step.batch_size, 3, step.image_size, step.image_size)
     images = torch.randn(shape, device=device)
     texts = torch.randint(1, 1000, (step.batch_size, model.context_length), device=device)
     parameters = model.visual.parameters() if step.tower == "image" else model.parameters()
-    optimizer = torch.optim.AdamW(parameters, lr=1e-6)
+    optimizer = torch.optim.AdamW(parameters, lr=1e-6, fused=step.precision == "amp_bf16")
     contrast = open_clip.ClipLoss()
 
     def call() -> None:
