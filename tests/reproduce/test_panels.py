@@ -12,6 +12,7 @@ from finished_run import EQ4, EQ7, GAIN, SOFTMAX, scaling_runs, write_run
 
 from clip_la.bench.sweep import Row
 from clip_la.bench.write import write_rows
+from clip_la.report.runs import RunError
 from clip_la.reproduce.convergence_panel import convergence_panel, read_curves
 from clip_la.reproduce.fit_panel import fit_panel
 from clip_la.reproduce.panel import Panel
@@ -113,6 +114,24 @@ def test_runs_without_a_tree_have_a_panel_too(tmp_path: Path) -> None:
     panel = convergence_panel(read_curves(folders), FACTS, tmp_path / "out")
     assert [claim.verdict for claim in panel.claims] == ["can't tell"]  # one seed
     assert [row[4] for row in panel.tables[0].rows] == ["-", "-"]
+
+
+def test_an_evaluation_that_failed_leaves_a_gap(tmp_path: Path) -> None:
+    folders = {
+        "softmax": [
+            write_run(tmp_path / f"a{seed}", SOFTMAX, [2.0, 1.0], seed=seed, top1=0.5) for seed in (0, 1)
+        ],
+        "eq7": [
+            write_run(tmp_path / "b0", EQ7, [2.0, 1.1], top1=0.4),
+            write_run(tmp_path / "b1", EQ7, [2.0], seed=1),
+        ],
+    }
+    panel = convergence_panel(read_curves(folders), FACTS, tmp_path / "out")
+    assert "after 1,000 samples" in panel.claims[0].found  # where both have a loss
+    assert panel.numbers["eq7"]["top1"] == [[0.4, 0.37, 0.43], None]
+    empty = {"eq7": [write_run(tmp_path / "c", EQ7, [])]}
+    with pytest.raises(RunError, match="no held-out loss at equal samples"):
+        read_curves(empty)
 
 
 def test_the_fit_tells_laws_apart(fit: Panel) -> None:

@@ -49,12 +49,19 @@ def train_command(settings: Path) -> list[str]:
     return [sys.executable, "-m", "clip_la.cli", "train", "--config", str(settings)]
 
 
+def settings_file(config: RunConfig) -> Path:
+    """Where a training's settings are written when it is started."""
+    return Path(config.logs) / f"{config.name}.yaml"
+
+
 def start_child(config: RunConfig) -> Child:
     """Start training `config`, whose YAML file and log lie beside its run folder."""
     logs = Path(config.logs)
     logs.mkdir(parents=True, exist_ok=True)
-    settings, log = logs / f"{config.name}.yaml", logs / f"{config.name}.log"
-    write_yaml(config, settings)
+    settings, log = settings_file(config), logs / f"{config.name}.log"
+    partial = settings.with_suffix(".partial")
+    write_yaml(config, partial)
+    os.replace(partial, settings)
     with log.open("ab") as output:
         process = subprocess.Popen(
             train_command(settings),

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scale",
         choices=("cpu", "h200"),
         default="cpu",
-        help="cpu: small models here, about 40 minutes on two idle cores; h200: LAION-400M on a cluster "
+        help="cpu: small models here, about half an hour on two idle cores; h200: LAION-400M on a cluster "
         "(default: %(default)s)",
     )
     add("--out", type=Path, default=Path("reproduction"), help="folder for everything (default: %(default)s)")
@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     cluster.add_argument("--nodes", type=int, default=4, help="of each training (default: %(default)s)")
     cluster.add_argument("--gpus-per-node", type=int, default=8, help="(default: %(default)s)")
-    cluster.add_argument("--sbatch", default="", metavar="OPTIONS", help="for all jobs, as '--account=x'")
+    cluster.add_argument(
+        "--sbatch", default="", metavar="OPTIONS", help="for all jobs: --sbatch='--account=x'"
+    )
     data = parser.add_argument_group("data (cpu: default is a generated set; h200: needed)")
     data.add_argument("--data", metavar="SHARDS", help="training shards, as DIR/{00000..00006}.tar")
     data.add_argument("--val-data", metavar="SHARDS", help="other shards, for the held-out loss")
@@ -77,7 +79,7 @@ def _run_cpu(args: argparse.Namespace) -> int:
         raise ConfigError(
             "--val-data, --zeroshot and --classnames go with --data; the generated set has its own"
         )
-    panels, paths = reproduce(CpuRun(args.out, args.quick, args.panels, args.processes, data))
+    panels, paths = reproduce(CpuRun(args.out.resolve(), args.quick, args.panels, args.processes, data))
     print(text_of(panels))
     print("\nwritten: " + ", ".join(map(str, paths)))
     return EXIT_FINISHED

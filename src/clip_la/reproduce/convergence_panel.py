@@ -17,8 +17,8 @@ from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from clip_la.report.drawing import RC, EndLabel, add_end_labels, colour_of, new_panels, save
 from clip_la.report.kinds import t_interval
-from clip_la.report.runs import Run, read_runs
-from clip_la.report.summary import RunSummary, ZeroShot, attention_label, summarise
+from clip_la.report.runs import Run, RunError, read_runs
+from clip_la.report.summary import RunSummary, ZeroShot, attention_label, metric, summarise
 from clip_la.report.text import count
 from clip_la.reproduce.panel import Panel, Table
 from clip_la.reproduce.verdicts import Claim, convergence_claim
@@ -51,20 +51,24 @@ class Curves:
     def losses(self, samples: int) -> list[float]:
         """Held-out losses there, run by run."""
         return [
-            float(point.metrics["loss"])
+            metric(point, "loss")
             for run in self.runs
             for point in run.evals
             if point.name == VALIDATION and point.samples == samples
         ]
 
     @property
-    def zeroshot(self) -> list[ZeroShot]:
-        """The last zero-shot results, run by run; empty without a tree."""
-        return [summary.zeroshot[0] for summary in self.summaries if summary.zeroshot]
+    def zeroshot(self) -> list[ZeroShot | None]:
+        """The last zero-shot result of each run; None of one that has none."""
+        return [summary.zeroshot[0] if summary.zeroshot else None for summary in self.summaries]
 
 
 def read_curves(folders: Mapping[str, Sequence[Path]]) -> dict[str, Curves]:
-    """Kind -> its runs, from kind -> run folders, one a seed."""
+    """Kind -> its runs, from kind -> run folders, one a seed.
+
+    Raises:
+        RunError: a folder can't be read, or the runs of a kind have no held-out loss at equal samples.
+    """
     curves = {}
     for kind, paths in folders.items():
         runs = read_runs(paths)
@@ -75,6 +79,10 @@ def read_curves(folders: Mapping[str, Sequence[Path]]) -> dict[str, Curves]:
             runs=tuple(runs),
             summaries=tuple(map(summarise, runs)),
         )
+        if not curves[kind].samples:
+            raise RunError(
+                f"{', '.join(map(str, paths))}: no held-out loss at equal samples; out.log says why"
+            )
     return curves
 
 
@@ -120,7 +128,7 @@ def _claim(found: Curves, baseline: Curves) -> Claim:
 
 
 def _figure(curves: Sequence[Curves]) -> Figure:
-    has_zeroshot = any(found.zeroshot for found in curves)
+    has_zeroshot = any(result is not None for found in curves for result in found.zeroshot)
     with rc_context(RC):
         titles = ["Held-out loss", *(["Zero-shot top-1"] if has_zeroshot else [])]
         (figure,), panels = new_panels(titles, stacked=True)
@@ -152,13 +160,15 @@ def _draw_zeroshot(axes: Axes, curves: Sequence[Curves]) -> None:
     for row, found in enumerate(curves):
         for place, result in enumerate(found.zeroshot):
             y = row + _SEED_GAP * (place - (len(found.zeroshot) - 1) / 2)
+            if result is None:
+                continue
             if result.top1_low is not None and result.top1_high is not None:
                 axes.plot((result.top1_low, result.top1_high), (y, y), color=found.colour, linewidth=1.5)
             axes.plot(result.top1, y, "o", color=found.colour, markersize=4)
         labels.append(EndLabel(found.label, 1.0, row, found.colour))
-    chance = next((result.chance for found in curves for result in found.zeroshot if result.chance), None)
-    if chance is not None:
-        axes.axvline(chance, color=RC["text.color"], linewidth=1, linestyle=":")
+    for chance in {result.chance for found in curves for result in found.zeroshot if result is not None}:
+        if chance is not None:
+            axes.axvline(chance, color=RC["text.color"], linewidth=1, linestyle=":")
     axes.set(xlabel="accuracy (dotted: chance)", xlim=(0, 1), ylim=(len(curves) - 0.5, -0.5))
     axes.set_yticks([])
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
@@ -175,7 +185,7 @@ def _table(curves: Sequence[Curves]) -> Table:
                 str(len(found.runs)),
                 _mean_and_range([summary.train_loss for summary in found.summaries]),
                 _mean_and_range(found.losses(found.samples[-1])),
-                _accuracy([result.top1 for result in found.zeroshot]),
+                _accuracy([result.top1 for result in found.zeroshot if result is not None]),
                 count(statistics.median(summary.samples_per_second for summary in found.summaries)),
             ]
             for found in curves
@@ -202,7 +212,7 @@ def _numbers(found: Curves) -> dict[str, Any]:
         "samples": found.samples,
         "losses": [found.losses(samples) for samples in found.samples],
         "train_losses": [summary.train_loss for summary in found.summaries],
-        "top1": [[result.top1, result.top1_low, result.top1_high] for result in found.zeroshot],
+        "top1": [result and [result.top1, result.top1_low, result.top1_high] for result in found.zeroshot],
         "samples_per_second": [summary.samples_per_second for summary in found.summaries],
     }
 
@@ -220,7 +230,6 @@ def _csv_rows(kind: str, found: Curves) -> Iterator[list[Any]]:
     """A row a held-out loss; the accuracy stands in the last one of a seed."""
     for place, seed in enumerate(found.seeds):
         for samples in found.samples:
-            is_last = samples == found.samples[-1] and bool(found.zeroshot)
-            top1 = found.zeroshot[place] if is_last else None
-            ends = [top1.top1, top1.top1_low, top1.top1_high] if top1 else [""] * 3
+            result = found.zeroshot[place] if samples == found.samples[-1] else None
+            ends = [result.top1, result.top1_low, result.top1_high] if result else [""] * 3
             yield [kind, found.label, seed, samples, found.losses(samples)[place], *ends]

@@ -120,7 +120,7 @@ def _facts(folders: Sequence[Sequence[Path]]) -> dict[str, str]:
     """What the runs' own records say; each only once where all agree."""
     runs = [read_run(path) for group in folders for path in group]
     told = {
-        "Data": [f"{run.config['train_data']}, held out {run.config['val_data']}" for run in runs],
+        "Data": [f"{run.config['train_data']}, held out {run.config.get('val_data')}" for run in runs],
         "Sizes": [str(run.start["model"]) for run in runs],
         "Budget": [
             f"{run.start['samples_total']:,} samples, batch {run.start['global_batch_size']:,}, "

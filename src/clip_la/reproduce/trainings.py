@@ -21,7 +21,7 @@ from clip_la.config_sources import load_run_config
 from clip_la.errors import ExpectedError
 from clip_la.exit_codes import EXIT_FINISHED, EXIT_NON_FINITE, EXIT_STOPPED
 from clip_la.report.log import read_log
-from clip_la.reproduce.child import Child, start_child
+from clip_la.reproduce.child import Child, settings_file, start_child
 from clip_la.reproduce.progress import Progress
 from clip_la.train.signals import StopRequest
 
@@ -205,7 +205,8 @@ def _refuse_other_settings(config: RunConfig) -> None:
     folder = _folder(config)
     if not (folder / "metrics.jsonl").exists():
         return
-    before = load_run_config(folder / "config.yaml", {})
+    asked_for = settings_file(config)
+    before = load_run_config(asked_for if asked_for.exists() else folder / "config.yaml", {})
     differ = [
         f"{entry.name} {getattr(before, entry.name)!r}, now {getattr(config, entry.name)!r}"
         for entry in dataclasses.fields(config)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clip_la.page import document
+from clip_la.report.summary import nan_to_none
 from clip_la.reproduce.panel import Panel, Table
 from clip_la.reproduce.verdicts import Claim
 
@@ -95,7 +96,7 @@ def _json(panels: Sequence[Panel], about: Mapping[str, Any], warning: str | None
             for panel in panels
         },
     }
-    return json.dumps(content, indent=2) + "\n"
+    return json.dumps(nan_to_none(content), indent=2) + "\n"
 
 
 def _page(panels: Sequence[Panel], about: Mapping[str, Any], warning: str | None) -> str:
