@@ -301,3 +301,16 @@ def test_points_of_any_origin_are_fitted() -> None:
     scaling = fit_points(points, loss_name="test")
     assert scaling.comparisons["softmax", "LA"].verdict == "the points tell the exponents apart"
     assert scaling.floors["LA"].problem == "no floor is seen: c = 0 fits best"
+
+
+def test_a_floor_that_may_explain_unequal_exponents_is_named() -> None:
+    """One exponent, two floors: without them the exponents look different."""
+    sizes = [int(n) for n in np.geomspace(1e6, 1e9, 6)]
+    points = [
+        ScalingPoint(f"{kind}-{n}", kind, 0, {"image": n}, 300 * n**-0.35 + floor)
+        for kind, floor in (("softmax", 0.2), ("LA", 0.5))
+        for n in sizes
+    ]
+    scaling = fit_points(points, loss_name="test")
+    assert scaling.comparisons["softmax", "LA"].verdict == "the points tell the exponents apart"
+    assert any("may be the floor's bend" in limit for limit in scaling.limits)

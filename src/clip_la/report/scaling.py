@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from clip_la.report.runs import Run, RunError
 from clip_la.report.summary import RunSummary, attention_label
 
 TRAIN_LOSS = "train"
+_MUCH_BETTER = 0.7  # of the largest error
 Parameters = Literal["image", "text", "total"]
 
 
@@ -129,9 +130,25 @@ def fit_points(
         concerned = [kind for kind, law in laws.items() if limit in limits_of(law)]
         limits.append(f"{'; '.join(concerned)}: {limit}")
     limits += [f"{kind}, with a floor: {floor.problem}." for kind, floor in floors.items() if floor.problem]
+    limits += [sentence for pair in combinations(floors, 2) for sentence in _bends(pair, laws, floors)]
     pairs = {pair: compare_laws(laws[pair[0]], laws[pair[1]], at) for pair in combinations(laws, 2)}
     colours = {kind: f"C{number}" for number, kind in enumerate(kinds)}
     return Scaling(loss_name, parameters, tuple(points), laws, floors, pairs, colours, tuple(limits))
+
+
+def _bends(
+    pair: tuple[str, str], laws: Mapping[str, PowerLaw], floors: Mapping[str, FloorLaw]
+) -> Iterator[str]:
+    """Where a floor may be what makes two exponents look different."""
+    first, second = (floors[kind] for kind in pair)
+    fits_better = any(floors[kind].max_error < _MUCH_BETTER * laws[kind].max_error for kind in pair)
+    (low_1, high_1), (low_2, high_2) = first.b_interval, second.b_interval
+    if fits_better and low_1 <= high_2 and low_2 <= high_1:
+        yield (
+            f"{pair[1]} against {pair[0]}: laws with a floor fit better, and their exponents "
+            f"({second.b:.3f} [{low_2:.3f}, {high_2:.3f}] and {first.b:.3f} [{low_1:.3f}, {high_1:.3f}]) "
+            "aren't told apart: a difference of exponents without a floor may be the floor's bend."
+        )
 
 
 def size_of(point: ScalingPoint, parameters: Parameters) -> int:
