@@ -36,7 +36,6 @@ from clip_la.reproduce.write import write_panels
 
 logger = logging.getLogger(__name__)
 
-PANELS = ("time", "convergence", "fit")
 QUICK_WARNING = (
     "A quick run: it shows that every part works. Its budget is too small for its numbers to mean anything."
 )
@@ -49,7 +48,7 @@ class CpuRun:
     Attributes:
         out: its folder.
         quick: with the budget of a smoke test.
-        panels: which of `PANELS`.
+        panels: which of time, convergence and fit.
         processes: trainings at a time, one thread each.
         data: a person's own; None generates it.
     """

@@ -52,6 +52,7 @@ def reproduce(run: ClusterRun, *, dry_run: bool) -> tuple[list[Panel], list[Path
         raise ConfigError(
             f"no slurm/compare.sbatch in {run.repo}; give a clone of the repository with --repo"
         )
+    run.out.mkdir(parents=True, exist_ok=True)
     commands = list(commands_of(run))
     print(format_plan(run, commands))
     if dry_run:
