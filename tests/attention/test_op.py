@@ -300,7 +300,10 @@ def test_opcheck(sample: str, layout: str, backend: str) -> None:
         ({"kind": "eq4", "gain": 2.0}, "no scale and no gain"),
         ({"normalise_qk": False}, "belongs to Eq. 4"),
         ({"scale": "tokens"}, '"length" or a number'),
+        ({"scale": torch.tensor(0.5)}, '"length" or a number'),
         ({"gain": torch.ones(3)}, r"one number a head, \(2,\)"),
+        ({"gain": torch.ones(2, device="meta")}, r"\(2,\) on meta; .* on cpu"),
+        ({"gain": "learned"}, r"None, a number or a Tensor \(2,\)"),
         ({"backend": "cuda-magic"}, "expected auto or one of"),
         ({"key_padding_mask": torch.zeros(2, 5)}, r"expected bool \(2, 5\)"),
         ({"key_padding_mask": torch.zeros(5, 2, dtype=torch.bool)}, r"expected bool \(2, 5\)"),
@@ -326,6 +329,24 @@ def test_shapes_that_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         linear_attention(torch.zeros(q), torch.zeros(k), torch.zeros(v), causal=causal)
+
+
+def test_forward_mode_is_refused() -> None:
+    """torch would take an op without a forward-mode derivative for a constant."""
+    q, k, v = random_qkv(1, 2, 5, 4)
+    for function, primal in (
+        (lambda q: linear_attention(q, k, v), q),
+        (lambda gain: linear_attention(q, k, v, gain=gain), torch.ones(2)),
+    ):
+        with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+            torch.func.jvp(function, (primal,), (torch.ones_like(primal),))
+
+
+def test_second_derivatives_are_refused() -> None:
+    q, k, v = (x.requires_grad_() for x in random_qkv(1, 2, 5, 4))
+    (dq,) = torch.autograd.grad(linear_attention(q, k, v).square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="linear_attention_backward"):
+        dq.sum().backward()
 
 
 def test_dtypes_that_are_refused() -> None:

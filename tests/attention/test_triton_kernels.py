@@ -219,19 +219,29 @@ def test_eq4_where_the_denominator_vanishes(causal: bool, device: str) -> None:
 
 
 @CAUSAL
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("N", [77, 140])
-def test_whole_numbers_are_exact(N: int, dtype: torch.dtype, causal: bool, device: str) -> None:
-    """Rows along an axis, powers of two long: no sum needs rounding, so that every bit can be asked for."""
+@pytest.mark.parametrize(
+    ("dtype", "D", "N"),
+    [
+        (torch.bfloat16, 32, 140),
+        *((torch.bfloat16, 64, N) for N in (77, 140)),
+        *((torch.bfloat16, D, 40) for D in (80, 96, 128)),
+        *((dtype, D, 20) for dtype in (torch.float16, torch.float32) for D in (32, 64)),
+    ],
+)
+def test_whole_numbers_are_exact(dtype: torch.dtype, D: int, N: int, causal: bool, device: str) -> None:
+    """Rows along an axis, powers of two long: no sum needs rounding, so that every bit can be asked for.
+
+    In every configuration of tiles and warps, in more than one tile and in the tile of a text.
+    """
 
     def along_an_axis() -> Tensor:
         lengths = 2.0 ** torch.randint(-2, 3, (1, 2, N, 1)) * (1 - 2 * torch.randint(0, 2, (1, 2, N, 1)))
-        return lengths * torch.nn.functional.one_hot(torch.randint(0, 32, (1, 2, N)), 32)
+        return lengths * torch.nn.functional.one_hot(torch.randint(0, D, (1, 2, N)), D)
 
-    v = torch.randint(-2, 3, (1, 2, N, 32)).float()
+    v = torch.randint(-2, 3, (1, 2, N, D)).float()
     inputs = [x.to(dtype) for x in (along_an_axis(), along_an_axis(), v)]
     inputs.append(torch.tensor([2.0, -4.0]))
-    dout = torch.randint(-2, 3, (1, 2, N, 32)).to(dtype)
+    dout = torch.randint(-2, 3, (1, 2, N, D)).to(dtype)
     options: dict[str, Any] = {"kind": "eq7", "causal": causal}
     found = _gradients(partial(attention, device=device, **options), inputs, dout)
     truth = _gradients(partial(reference, **options), [x.double() for x in inputs], dout.double())

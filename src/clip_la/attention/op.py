@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from clip_la.attention.contract import Forward, Gradients, Inputs, Options, accumulator, empty_forward
 from clip_la.attention.dispatch import implementation, which
@@ -124,6 +125,7 @@ def _attend(
 ) -> Tensor:
     q = _unpack(qkv)[0]
     _check_options(kind, scale, gain, normalise_qk, q)
+    _refuse_forward_mode(*qkv, gain)
     if centre_values and (kind != "eq7" or causal):
         raise ValueError(
             f"centre_values was asked of {'causal ' if causal else ''}{kind}; it belongs to Eq. 7 that isn't "
@@ -283,10 +285,30 @@ def _check_options(
         raise ValueError("Eq. 4 divides by the sum of its weights and takes no scale and no gain; Eq. 7 does")
     if kind == "eq7" and not normalise_qk:
         raise ValueError("Eq. 7 always normalises q and k; normalise_qk=False belongs to Eq. 4")
-    if isinstance(scale, str) and scale != "length":
+    if scale is not None and scale != "length" and not isinstance(scale, (int, float)):
         raise ValueError(f'scale is {scale!r}; expected None, "length" or a number')
-    if isinstance(gain, Tensor) and gain.shape != q.shape[1:2]:
-        raise ValueError(f"gain has shape {tuple(gain.shape)}; expected one number a head, ({q.shape[1]},)")
+    if gain is not None and not isinstance(gain, (int, float, Tensor)):
+        raise ValueError(f"gain is {gain!r}; expected None, a number or a Tensor ({q.shape[1]},)")
+    if isinstance(gain, Tensor) and (gain.shape != q.shape[1:2] or gain.device != q.device):
+        raise ValueError(
+            f"gain has shape {tuple(gain.shape)} on {gain.device}; expected one number a head, "
+            f"({q.shape[1]},), on {q.device}"
+        )
+
+
+def _refuse_forward_mode(*tensors: Tensor | None) -> None:
+    """The ops have no forward-mode derivative, and torch would take that for a derivative of 0.
+
+    Raises:
+        NotImplementedError: an input with a tangent, as torch.func.jvp makes them.
+    """
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError(
+            "linear attention has no forward-mode derivative (jvp, jacfwd, hessian); use reverse mode, "
+            "torch.autograd.grad, once"
+        )
 
 
 def _check_padding(key_padding_mask: Tensor, k: Tensor) -> None:

@@ -132,8 +132,7 @@ def backward_scan(dout: Tensor, inputs: Inputs, saved: Forward, result: Gradient
     groups = num_groups(B * H, N, q.device)
     dslopes = _empty(B, H, groups, device=q.device)
     denominators, deltas = optional(saved.denominator), _denominator_gradients(dout, saved, config)
-    norms = (optional(saved.q_norm), optional(saved.k_norm))
-    tensors = (view(dout), view(q), view(k), view(v), *norms, denominators, deltas)
+    tensors = (view(dout), view(q), view(k), view(v), denominators, deltas)
     sizes = (gain, inputs.scale, H, N, config.group_size(N, groups))
     grid = (B * H, groups)
     earlier = _sums_beside(k, v, None, None, groups, config)
@@ -143,8 +142,8 @@ def backward_scan(dout: Tensor, inputs: Inputs, saved: Forward, result: Gradient
     later = _sums_beside(q, dout, denominators, deltas, groups, config, reverse=True)
     launch(scan_key_gradients_kernel, grid, *tensors, later, view(result.dk), *sizes, config=config)
     launch(
-        scan_value_gradients_kernel, grid, view(dout), view(q), view(k), *norms, denominators, later,
-        view(result.dv), *sizes, config=config,
+        scan_value_gradients_kernel, grid, *tensors[:3], denominators, later, view(result.dv), *sizes,
+        config=config,
     )  # fmt: skip
     _write_gain_gradient(result, dslopes, inputs.scale)
 
@@ -216,7 +215,8 @@ def _full_config(inputs: Inputs) -> Config:
         return config_of(inputs, block=16, num_warps=4, num_stages=1)
     small, eq4 = _is_small(inputs), inputs.options.has_denominator
     if small or not eq4:
-        return config_of(inputs, block=64, num_warps=4 if small and not eq4 else 8, num_stages=2)
+        num_warps, num_stages = (4 if small and not eq4 else 8), (2 if small else 1)
+        return config_of(inputs, block=64, num_warps=num_warps, num_stages=num_stages)
     return config_of(inputs, block=32, num_warps=8, num_stages=1)
 
 

@@ -26,6 +26,8 @@ _PROGRAMS_PER_MULTIPROCESSOR = 4
 _H200_MULTIPROCESSORS = 132
 _ALIGNMENT = 8
 """Elements; in all dtypes at least the 16 bytes of the widest load."""
+_MAX_ROW_STRIDE = 2**24
+"""So that an offset within a tile of up to 128 rows takes 32 bits; where tiles begin takes 64."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +128,11 @@ def view(x: Tensor) -> View:
 
 
 def is_aligned(x: Tensor) -> bool:
-    """Whether kernels can read and write x in place: rows contiguous, and at multiples of 16 bytes."""
+    """Whether kernels can use x in place: whole rows, at multiples of 16 bytes, not too far apart."""
+    _, *strides = view(x)
     contiguous_rows = x.stride(-1) == 1 or x.shape[-1] == 1
-    return (
-        contiguous_rows and x.data_ptr() % 16 == 0 and all(stride % _ALIGNMENT == 0 for stride in view(x)[1:])
-    )
+    at_multiples = x.data_ptr() % 16 == 0 and all(stride % _ALIGNMENT == 0 for stride in strides)
+    return contiguous_rows and at_multiples and strides[-1] < _MAX_ROW_STRIDE
 
 
 def aligned(x: Tensor) -> Tensor:

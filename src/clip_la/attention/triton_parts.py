@@ -8,7 +8,11 @@ works on one head, or on a group of its tokens.
   (B, H, N), is contiguous.
 - CONFIG is a `triton_launch.Config`: BLOCK tokens in a tile, D and E padded with zeros to BLOCK_D, BLOCK_E.
 - A tile begins at row `start` of its head, the number `first` of all tokens; `inside` says which of its rows
-  exist. Only these scalars take 64 bits: 64-bit numbers for each row or column would fill the registers.
+  exist. Where it begins is computed in 64 bits, offsets within it in 32: 64 for each row fill the registers.
+- Norms are found from rows again rather than loaded where each column of a product needs one: addresses for
+  every column would fill the registers too.
+- `tl.debug_barrier()` keeps the loads of a later step out of the registers of an earlier one. What is loaded
+  twice for that comes from the cache.
 - The sums over tokens are S (BLOCK_D, BLOCK_E), z (BLOCK_E,) and, in Eq. 4, kappa (BLOCK_D,), in float32.
 """
 
@@ -37,7 +41,7 @@ def this_head():
 def of_head(x, head, H):
     """Pointer to a head's first row, and the stride of its rows; `triton_launch.is_aligned` holds."""
     offset = (head // H) * x[1] + (head % H) * x[2]
-    return x[0] + tl.multiple_of(offset, 8), tl.multiple_of(x[3].to(tl.int64), 8)
+    return x[0] + tl.multiple_of(offset, 8), tl.multiple_of(x[3].to(tl.int32), 8)
 
 
 @triton.jit
@@ -47,22 +51,29 @@ def tile(start, num_rows, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def row_pointers(x, start, inside, SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """(BLOCK, BLOCK_SIZE) pointers of a tile, and which of them exist."""
+    rows, columns = tl.arange(0, inside.shape[0]), tl.arange(0, BLOCK_SIZE)
+    # Unsigned: a sign would be kept in a second register for each row.
+    offsets = (rows[:, None] * x[1] + columns[None, :]).to(tl.uint32)
+    pointers = x[0] + start * x[1].to(tl.int64) + offsets
+    return pointers, inside[:, None] & (columns < SIZE)[None, :]
+
+
+@triton.jit
 def load_rows(x, start, inside, SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     """(BLOCK, BLOCK_SIZE) in the dtype of the tensor, zeros outside."""
-    rows, columns = start + tl.arange(0, inside.shape[0]), tl.arange(0, BLOCK_SIZE)
-    pointers = x[0] + rows[:, None] * x[1] + columns[None, :]
-    return tl.load(pointers, mask=inside[:, None] & (columns < SIZE)[None, :], other=0.0)
+    pointers, exist = row_pointers(x, start, inside, SIZE, BLOCK_SIZE)
+    return tl.load(pointers, mask=exist, other=0.0)
 
 
 @triton.jit
 def store_rows(x, start, inside, values, SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     """Rounded to the dtype of the tensor."""
-    rows, columns = start + tl.arange(0, inside.shape[0]), tl.arange(0, BLOCK_SIZE)
-    pointers = x[0] + rows[:, None] * x[1] + columns[None, :]
+    pointers, exist = row_pointers(x, start, inside, SIZE, BLOCK_SIZE)
     if x[0].dtype.element_ty == tl.bfloat16:
         values = high(values)
-    values = values.to(x[0].dtype.element_ty)
-    tl.store(pointers, values, mask=inside[:, None] & (columns < SIZE)[None, :])
+    tl.store(pointers, values.to(x[0].dtype.element_ty), mask=exist)
 
 
 @triton.jit
@@ -96,6 +107,7 @@ def high(x):
 
 @triton.jit
 def low(x):
+    """What `high` leaves of x, as bfloat16."""
     return high(x.to(tl.float32) - high(x).to(tl.float32))
 
 
@@ -107,11 +119,13 @@ def nothing(NUM_ROWS: tl.constexpr, NUM_COLUMNS: tl.constexpr):
 
 @triton.jit
 def zeros(SIZE: tl.constexpr):
+    """(SIZE,) float32."""
     return tl.zeros((SIZE,), tl.float32)
 
 
 @triton.jit
 def product(x, y):
+    """x @ y, float32."""
     return dot(x, y, nothing(x.shape[0], y.shape[1]))
 
 
@@ -287,6 +301,7 @@ def store_vector(pointer, values, SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit
 def load_vector(pointer, SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """(BLOCK_SIZE,), zeros beyond SIZE."""
     columns = tl.arange(0, BLOCK_SIZE)
     return tl.load(pointer + columns, mask=columns < SIZE, other=0.0)
 

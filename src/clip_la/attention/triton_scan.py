@@ -88,29 +88,35 @@ def scan_forward_kernel(
         inside = tile(start, N, CONFIG.BLOCK)
         first = head * N + start
         q_rows = load_rows(q, start, inside, CONFIG.D, CONFIG.BLOCK_D)
-        k_rows = load_rows(k, start, inside, CONFIG.D, CONFIG.BLOCK_D)
-        v_rows = load_rows(v, start, inside, CONFIG.E, CONFIG.BLOCK_E)
-        q_norm, k_norm = row_norms(q_rows, CONFIG.NORMALISE), row_norms(k_rows, CONFIG.NORMALISE)
+        q_norm = row_norms(q_rows, CONFIG.NORMALISE)
         store_number(q_norms, first, inside, q_norm)
-        store_number(k_norms, first, inside, k_norm)
-        q_factor, k_factor = unit_factor(q_norm), unit_factor(k_norm)
+        q_factor = unit_factor(q_norm)
         numerator = product(q_rows, S) * (slope * q_factor)[:, None] + (scale * z)[None, :]
-        numerator, cosine_sums = tile_attention(
-            numerator, q_rows, k_rows, v_rows, q_factor, k_factor, scale, slope, start, CONFIG
-        )
-        denominator = visible_keys(num_keys, first, start, inside) + cosine_sums
+        denominator = visible_keys(num_keys, first, start, inside)
         if CONFIG.EQ4:
             denominator += q_factor * tl.sum(q_rows.to(tl.float32) * kappa[None, :], 1)
+        tl.debug_barrier()
+        k_rows = load_rows(k, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        v_rows = load_rows(v, start, inside, CONFIG.E, CONFIG.BLOCK_E)
+        k_norm = row_norms(k_rows, CONFIG.NORMALISE)
+        store_number(k_norms, first, inside, k_norm)
+        numerator, cosine_sums = tile_attention(
+            numerator, q_rows, k_rows, v_rows, q_factor, unit_factor(k_norm), scale, slope, start, CONFIG
+        )
+        denominator += cosine_sums
         write_attention(out, exact_out, denominators, first, start, inside, numerator, denominator, CONFIG)
-        ones = tl.full(k_norm.shape, 1.0, tl.float32)
+        tl.debug_barrier()
+        k_rows = load_rows(k, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        v_rows = load_rows(v, start, inside, CONFIG.E, CONFIG.BLOCK_E)
+        k_factor = unit_factor(row_norms(k_rows, CONFIG.NORMALISE))
+        ones = tl.full(k_factor.shape, 1.0, tl.float32)
         S, z, kappa = add_tokens(S, z, kappa, k_rows, v_rows, k_factor, ones, ones, CONFIG.EQ4)
 
 
 @triton.jit(do_not_specialize=["H", "N", "group"])
 def scan_query_gradients_kernel(
-    dout, q, k, v, q_norms, k_norms, denominators, deltas, earlier, dslopes, dq, gain, scale, H, N, group,
-    CONFIG: tl.constexpr,
-):  # fmt: skip
+    dout, q, k, v, denominators, deltas, earlier, dslopes, dq, gain, scale, H, N, group, CONFIG: tl.constexpr
+):
     """dq of the chunks of a group from the first to the last; S is summed transposed, as it is used."""
     head, index = this_head(), tl.program_id(1)
     place = head * tl.num_programs(1) + index
@@ -125,27 +131,31 @@ def scan_query_gradients_kernel(
     dslope = zeros(CONFIG.BLOCK)
     for start in range(index * group, tl.minimum((index + 1) * group, N), CONFIG.BLOCK):
         inside = tile(start, N, CONFIG.BLOCK)
-        first = head * N + start
-        q_rows = load_rows(q, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        dout_rows = load_rows(dout, start, inside, CONFIG.E, CONFIG.BLOCK_E)
+        weight, delta = load_quotient_gradients(denominators, deltas, head * N + start, inside, CONFIG.EQ4)
+        dq_unit = product(dout_rows, S_transposed) * weight[:, None]
+        tl.debug_barrier()
         k_rows = load_rows(k, start, inside, CONFIG.D, CONFIG.BLOCK_D)
         v_rows = load_rows(v, start, inside, CONFIG.E, CONFIG.BLOCK_E)
-        dout_rows = load_rows(dout, start, inside, CONFIG.E, CONFIG.BLOCK_E)
-        q_norm = load_number(q_norms, first, inside)
-        q_factor, k_factor = unit_factor(q_norm), unit_factor(load_number(k_norms, first, inside))
-        weight, delta = load_quotient_gradients(denominators, deltas, first, inside, CONFIG.EQ4)
-        dq_unit = product(dout_rows, S_transposed) * weight[:, None]
+        k_factor = unit_factor(row_norms(k_rows, CONFIG.NORMALISE))
         dq_unit = tile_query_gradients(
             dq_unit, dout_rows, k_rows, v_rows, k_factor, weight, delta, start, CONFIG
         )
-        dslope += q_factor * tl.sum(q_rows.to(tl.float32) * dq_unit, 1)
+        q_rows = load_rows(q, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        q_norm = row_norms(q_rows, CONFIG.NORMALISE)
+        dslope += unit_factor(q_norm) * tl.sum(q_rows.to(tl.float32) * dq_unit, 1)
         dq_unit *= slope
-        k_unit = k_rows.to(tl.float32) * k_factor[:, None]
         if CONFIG.EQ4:
             dq_unit += delta[:, None] * kappa[None, :]
-            kappa += tl.sum(k_unit, 0)
         dq_rows = through_norm(dq_unit, q_rows, q_norm, CONFIG.NORMALISE)
         store_rows(dq, start, inside, dq_rows, CONFIG.D, CONFIG.BLOCK_D)
+        tl.debug_barrier()
+        k_rows = load_rows(k, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        v_rows = load_rows(v, start, inside, CONFIG.E, CONFIG.BLOCK_E)
+        k_unit = k_rows.to(tl.float32) * unit_factor(row_norms(k_rows, CONFIG.NORMALISE))[:, None]
         S_transposed = dot(tl.trans(v_rows), k_unit, S_transposed)
+        if CONFIG.EQ4:
+            kappa += tl.sum(k_unit, 0)
     if gain is not None:
         tl.store(dslopes + place, tl.sum(dslope, 0))
 
@@ -159,9 +169,8 @@ def chunk_from_end(chunks_after, index, group, N, CONFIG: tl.constexpr):
 
 @triton.jit(do_not_specialize=["H", "N", "group"])
 def scan_key_gradients_kernel(
-    dout, q, k, v, q_norms, k_norms, denominators, deltas, later, dk, gain, scale, H, N, group,
-    CONFIG: tl.constexpr,
-):  # fmt: skip
+    dout, q, k, v, denominators, deltas, later, dk, gain, scale, H, N, group, CONFIG: tl.constexpr
+):
     """dk of the chunks of a group from the last to the first; dS is summed transposed, as it is used."""
     head, index = this_head(), tl.program_id(1)
     slope = slope_of(gain, scale, head, H)
@@ -177,30 +186,35 @@ def scan_key_gradients_kernel(
         start = chunk_from_end(chunks_after, index, group, N, CONFIG)
         inside = tile(start, N, CONFIG.BLOCK)
         first = head * N + start
-        q_rows = load_rows(q, start, inside, CONFIG.D, CONFIG.BLOCK_D)
-        k_rows = load_rows(k, start, inside, CONFIG.D, CONFIG.BLOCK_D)
         v_rows = load_rows(v, start, inside, CONFIG.E, CONFIG.BLOCK_E)
-        dout_rows = load_rows(dout, start, inside, CONFIG.E, CONFIG.BLOCK_E)
-        q_factor = unit_factor(load_number(q_norms, first, inside))
-        weight, delta = load_quotient_gradients(denominators, deltas, first, inside, CONFIG.EQ4)
         dk_unit = product(v_rows, dS_transposed)
+        tl.debug_barrier()
+        q_rows = load_rows(q, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        dout_rows = load_rows(dout, start, inside, CONFIG.E, CONFIG.BLOCK_E)
+        q_factor = unit_factor(row_norms(q_rows, CONFIG.NORMALISE))
+        weight, delta = load_quotient_gradients(denominators, deltas, first, inside, CONFIG.EQ4)
         dk_unit = tile_key_gradients(
             dk_unit, dout_rows, q_rows, v_rows, q_factor, weight, delta, start, CONFIG
         )
         dk_unit *= slope
         if CONFIG.EQ4:
             dk_unit += dkappa[None, :]
-            dkappa += tl.sum(q_rows.to(tl.float32) * (q_factor * delta)[:, None], 0)
-        k_norm = load_number(k_norms, first, inside)
-        dk_rows = through_norm(dk_unit, k_rows, k_norm, CONFIG.NORMALISE)
+        k_rows = load_rows(k, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        dk_rows = through_norm(dk_unit, k_rows, row_norms(k_rows, CONFIG.NORMALISE), CONFIG.NORMALISE)
         store_rows(dk, start, inside, dk_rows, CONFIG.D, CONFIG.BLOCK_D)
-        weighted_q = q_rows.to(tl.float32) * (q_factor * weight)[:, None]
-        dS_transposed = dot(tl.trans(dout_rows), weighted_q, dS_transposed)
+        tl.debug_barrier()
+        q_rows = load_rows(q, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        dout_rows = load_rows(dout, start, inside, CONFIG.E, CONFIG.BLOCK_E)
+        q_unit = q_rows.to(tl.float32) * unit_factor(row_norms(q_rows, CONFIG.NORMALISE))[:, None]
+        weight, delta = load_quotient_gradients(denominators, deltas, first, inside, CONFIG.EQ4)
+        dS_transposed = dot(tl.trans(dout_rows), q_unit * weight[:, None], dS_transposed)
+        if CONFIG.EQ4:
+            dkappa += tl.sum(q_unit * delta[:, None], 0)
 
 
 @triton.jit(do_not_specialize=["H", "N", "group"])
 def scan_value_gradients_kernel(
-    dout, q, k, q_norms, k_norms, denominators, later, dv, gain, scale, H, N, group, CONFIG: tl.constexpr
+    dout, q, k, denominators, later, dv, gain, scale, H, N, group, CONFIG: tl.constexpr
 ):
     """dv of the chunks of a group from the last to the first."""
     head, index = this_head(), tl.program_id(1)
@@ -214,15 +228,21 @@ def scan_value_gradients_kernel(
         start = chunk_from_end(chunks_after, index, group, N, CONFIG)
         inside = tile(start, N, CONFIG.BLOCK)
         first = head * N + start
-        q_rows = load_rows(q, start, inside, CONFIG.D, CONFIG.BLOCK_D)
         k_rows = load_rows(k, start, inside, CONFIG.D, CONFIG.BLOCK_D)
-        dout_rows = load_rows(dout, start, inside, CONFIG.E, CONFIG.BLOCK_E)
-        q_factor = unit_factor(load_number(q_norms, first, inside))
-        k_factor = unit_factor(load_number(k_norms, first, inside))
-        weight = inverse(load_number(denominators, first, inside), CONFIG.EQ4)
+        k_factor = unit_factor(row_norms(k_rows, CONFIG.NORMALISE))
         dv_rows = product(k_rows, dS) * (slope * k_factor)[:, None] + (scale * dz)[None, :]
+        tl.debug_barrier()
+        q_rows = load_rows(q, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        dout_rows = load_rows(dout, start, inside, CONFIG.E, CONFIG.BLOCK_E)
+        q_factor = unit_factor(row_norms(q_rows, CONFIG.NORMALISE))
+        weight = inverse(load_number(denominators, first, inside), CONFIG.EQ4)
         dv_rows = tile_value_gradients(
             dv_rows, dout_rows, q_rows, k_rows, q_factor, k_factor, weight, scale, slope, start, CONFIG
         )
         store_rows(dv, start, inside, dv_rows, CONFIG.E, CONFIG.BLOCK_E)
+        tl.debug_barrier()
+        q_rows = load_rows(q, start, inside, CONFIG.D, CONFIG.BLOCK_D)
+        dout_rows = load_rows(dout, start, inside, CONFIG.E, CONFIG.BLOCK_E)
+        q_factor = unit_factor(row_norms(q_rows, CONFIG.NORMALISE))
+        weight = inverse(load_number(denominators, first, inside), CONFIG.EQ4)
         dS, dz, dkappa = add_tokens(dS, dz, dkappa, q_rows, dout_rows, q_factor, weight, weight, False)
