@@ -243,7 +243,7 @@ def test_a_loss_that_rose_again_and_a_run_that_slowed_down(new_run: NewRun) -> N
     run.end(1000)
     found = messages([run.folder])
     assert "its smoothed training loss rose again, from 1.000 at 600 samples to 2.000" in found
-    assert "its loss on validation rose again, from 1.000 at 500 samples to 1.500" in found
+    assert "its loss on validation rose again, from 1.000 at 100 samples to 1.500" in found
     assert "slowed down: 40 samples/s in its last quarter, 100 over all" in messages([run.folder], "note")
 
 
