@@ -125,7 +125,6 @@ def _attend(
 ) -> Tensor:
     q = _unpack(qkv)[0]
     _check_options(kind, scale, gain, normalise_qk, q)
-    _refuse_forward_mode(*qkv, gain)
     if centre_values and (kind != "eq7" or causal):
         raise ValueError(
             f"centre_values was asked of {'causal ' if causal else ''}{kind}; it belongs to Eq. 7 that isn't "
@@ -133,6 +132,7 @@ def _attend(
         )
     if isinstance(gain, (int, float)):
         gain = torch.full((q.shape[1],), float(gain), dtype=torch.float32, device=q.device)
+    _refuse_forward_mode(*qkv, gain)
     factor = None if scale == "length" else 0.5 if scale is None else float(scale)
     outputs = torch.ops.clip_la.linear_attention(
         qkv, gain, num_keys, kind, causal, factor, normalise_qk, centre_values, backend
@@ -304,7 +304,8 @@ def _refuse_forward_mode(*tensors: Tensor | None) -> None:
     """
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return
-    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+    unpack_dual: Any = forward_ad.unpack_dual  # torch leaves it untyped
+    if any(x is not None and unpack_dual(x).tangent is not None for x in tensors):
         raise NotImplementedError(
             "linear attention has no forward-mode derivative (jvp, jacfwd, hessian); use reverse mode, "
             "torch.autograd.grad, once"
