@@ -128,10 +128,15 @@ def test_an_evaluation_that_failed_leaves_a_gap(tmp_path: Path) -> None:
     }
     panel = convergence_panel(read_curves(folders), FACTS, tmp_path / "out")
     assert "after 1,000 samples" in panel.claims[0].found  # where both have a loss
-    assert panel.numbers["eq7"]["top1"] == [[0.4, 0.37, 0.43], None]
-    empty = {"eq7": [write_run(tmp_path / "c", EQ7, [])]}
+    assert panel.numbers["eq7"]["top1"] == [pytest.approx([0.4, 0.37, 0.43]), None]
+
+
+def test_runs_without_any_held_out_loss_are_an_error(tmp_path: Path) -> None:
+    metrics = write_run(tmp_path / "a", EQ7, [2.0]) / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(line for line in lines if '"eval"' not in line))
     with pytest.raises(RunError, match="no held-out loss at equal samples"):
-        read_curves(empty)
+        read_curves({"eq7": [metrics.parent]})
 
 
 def test_the_fit_tells_laws_apart(fit: Panel) -> None:
