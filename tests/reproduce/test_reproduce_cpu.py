@@ -130,7 +130,7 @@ def test_it_trains_for_real(tmp_path: Path) -> None:
     for kind in MODELS:
         found = numbers["convergence"]["numbers"][kind]
         assert found["samples"] == [64, 128]
-        assert all(0 < loss < 10 for losses in found["losses"] for loss in losses)
+        assert all(0 < loss < 20 for losses in found["losses"] for loss in losses)
         assert len(found["top1"]) == 2
     sizes = {point["parameters"]["image"] for point in numbers["fit"]["numbers"]["points"]}
     assert len(sizes) == 2

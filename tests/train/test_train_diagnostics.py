@@ -177,4 +177,4 @@ def test_dashboards_and_the_report_show_them(make_config: MakeConfig, tmp_path: 
     assert shown["diagnostics/image/1/entropy"] == record["layers"]["image/1/entropy"]
     write_report([folder_of(config)], tmp_path / "report")
     page = (tmp_path / "report" / "report.html").read_text()
-    assert "<figcaption>Attention by layer (faint: first measured)</figcaption>" in page
+    assert "Attention layer by layer, on the same few training pairs" in page
