@@ -86,6 +86,7 @@ def test_state(new_run: NewRun) -> None:
         ("eq4", "Eq. 4"),
         ({"kind": "eq4", "normalise_qk": False}, "Eq. 4, raw q and k"),
         ({"kind": "eq7", "gain": "learned", "scale": "length"}, "Eq. 7 + gain, 1/N"),
+        ({"kind": "eq7", "scale": "length", "centre_values": True}, "Eq. 7, 1/N, centred"),
         (
             {"kind": "eq7", "gain": 8, "scale": 1 / 197, "output_norm": "rms"},
             "Eq. 7 + gain 8, scale 0.00508, RMS norm",

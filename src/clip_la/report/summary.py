@@ -130,7 +130,7 @@ def summarise(run: Run, now: float | None = None) -> RunSummary:
     )
 
 
-_NAMED_OPTIONS = ("kind", "gain", "scale", "output_norm", "normalise_qk")
+_NAMED_OPTIONS = ("kind", "gain", "scale", "output_norm", "normalise_qk", "centre_values")
 _DEFAULTS = {field.name: field.default for field in fields(AttentionSpec)}
 
 
@@ -145,6 +145,8 @@ def attention_label(spec: AttentionSpec) -> str:
         label += ", RMS norm"
     if not spec.normalise_qk:
         label += ", raw q and k"
+    if spec.centre_values:
+        label += ", centred"
     others = {name: getattr(spec, name) for name in _DEFAULTS if name not in _NAMED_OPTIONS}
     changed = {name: value for name, value in others.items() if value != _DEFAULTS[name]}
     return label + "".join(f", {name} {setting(value)}" for name, value in changed.items())
