@@ -98,17 +98,16 @@ def load_bundle(
         path, content = found
     else:
         content = read(path)
-    model_config, preprocess_config = content["model_config"], content["preprocess_config"]
-    if force_image_size is not None:
+    model_config = content["model_config"]
+    if force_image_size is not None:  # OpenCLIP takes the transform's size from here too
         vision_config = {**model_config["vision_cfg"], "image_size": force_image_size}
         model_config = {**model_config, "vision_cfg": vision_config}
-        preprocess_config = {**preprocess_config, "size": force_image_size}
     bundle = build(
         model_config,
         model_name=content["model_name"],
         precision=precision or content["precision"],
         device=device,
-        preprocess_config=preprocess_config,
+        preprocess_config=content["preprocess_config"],
     )
     load_weights(bundle.model, path)
     bundle.model.eval()
