@@ -4,6 +4,7 @@
     python benchmarks/attention_variants.py train --out variants --variants softmax gain centred \\
         --lrs 1e-3 --seeds 0 1 2 --samples 48000 --image-size 64
     python benchmarks/attention_variants.py table --out variants
+    python benchmarks/attention_variants.py transfer --out variants          # at 2 and 4 times the resolution
 
 The data are those of `clip-la demo-data`, made in OUT/demo, or with --emoji FOLDER the shards
 FOLDER/emoji/0000{0..6}.tar, with FOLDER/emoji/00007.tar held out for the validation loss and the zero-shot
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -25,6 +27,8 @@ from matplotlib.figure import Figure
 
 from clip_la.attention.spec import AttentionSpec
 from clip_la.data.demo import build_demo_data
+from clip_la.evaluate.command import EvalOptions, run_evaluation
+from clip_la.model_choice import ModelChoice, load_model
 from clip_la.report.runs import Run, read_usable_runs
 from clip_la.reproduce.trainings import Training, train_all
 
@@ -59,13 +63,26 @@ COMMON: dict[str, Any] = {
 }
 
 
+FACTORS = (1, 2, 4)
+"""Of the training resolution: where models are evaluated by `transfer`."""
+
+
 def main() -> None:
     arguments = _parse()
     if arguments.command == "train":
-        train_all(list(_trainings(arguments)), arguments.out / "runs", processes=arguments.processes)
+        train_all(
+            list(_trainings(arguments)),
+            arguments.out / "runs",
+            processes=arguments.processes,
+            accept_non_finite=True,
+        )
     groups = read_groups(sorted((arguments.out / "runs").glob("*/")))
-    print("\n\n".join(format_table(setting, groups[setting]) for setting in sorted(groups)))
-    plot(groups, [arguments.out / f"variants.{suffix}" for suffix in ("png", "svg")])
+    if arguments.command == "transfer":
+        tables = [format_transfer(setting, groups[setting], arguments.out / "transfer") for setting in groups]
+    else:
+        tables = [format_table(setting, groups[setting]) for setting in sorted(groups)]
+        plot(groups, [arguments.out / f"variants.{suffix}" for suffix in ("png", "svg")])
+    print("\n\n".join(tables))
 
 
 def _trainings(arguments: argparse.Namespace) -> Iterator[Training]:
@@ -117,6 +134,9 @@ class Setting(NamedTuple):
     image_size: int
     samples: int
 
+    def __str__(self) -> str:
+        return f"{self.data}, {self.model}, {self.image_size} px, {self.samples:,} samples"
+
 
 Group = dict[str, dict[float, list[Run]]]
 """Variant -> learning rate -> the finished runs, one a seed."""
@@ -154,18 +174,53 @@ def _variant(run: Run) -> str:
 def format_table(setting: Setting, group: Group) -> str:
     """Markdown: the variants at their best learning rate, best first."""
     lines = [
-        f"{setting.data}, {setting.model}, {setting.image_size} px, {setting.samples:,} samples",
+        str(setting),
         "",
-        "| variant | best rate (tried) | seeds | training loss | validation loss | held-out top-1 |",
-        "|---|---|---|---|---|---|",
+        "| variant | best rate (tried) | seeds | training loss | validation loss | retrieval@1 | top-1 |",
+        "|---|---|---|---|---|---|---|",
     ]
     for variant, lr in best_rates(group):
         runs = group[variant][lr]
         tried = ", ".join(f"{rate:g}" for rate in sorted(group[variant]))
-        training = _spread([run.epochs[-1].loss for run in runs], ".3f")
-        held_out = _spread(_values(runs, "loss"), ".3f"), _spread(_values(runs, "top1"), ".1%")
-        lines.append(f"| {variant} | {lr:g} ({tried}) | {len(runs)} | {training} | {' | '.join(held_out)} |")
+        columns = (
+            _spread([run.epochs[-1].loss for run in runs], ".3f"),
+            _spread(_values(runs, "loss"), ".3f"),
+            _spread(_recalls(runs), ".1%"),
+            _spread(_values(runs, "top1"), ".1%"),
+        )
+        lines.append(f"| {variant} | {lr:g} ({tried}) | {len(runs)} | {' | '.join(columns)} |")
     return "\n".join(lines)
+
+
+def format_transfer(setting: Setting, group: Group, folder: Path) -> str:
+    """Markdown: held-out top-1 of each variant at its best rate, at several times its resolution."""
+    sizes = [factor * setting.image_size for factor in FACTORS]
+    lines = [
+        str(setting),
+        "",
+        f"| variant | seeds | {' | '.join(f'top-1 at {size} px' for size in sizes)} |",
+        f"|---|---|{'---|' * len(sizes)}",
+    ]
+    for variant, lr in best_rates(group):
+        runs = group[variant][lr]
+        columns = (_spread([_top1_at(run, size, folder) for run in runs], ".1%") for size in sizes)
+        lines.append(f"| {variant} | {len(runs)} | {' | '.join(columns)} |")
+    return "\n".join(lines)
+
+
+def _top1_at(run: Run, image_size: int, folder: Path) -> float:
+    """Zero-shot accuracy on the tree of the run's own evaluation; what is there isn't done again."""
+    file = folder / f"{run.path.name}-{image_size}.json"
+    if not file.exists():
+        options = EvalOptions(
+            zeroshot=run.config["zeroshot"],
+            classnames=run.config["classnames"],
+            templates=run.config["templates"],
+            workers=0,
+            json=file,
+        )
+        run_evaluation(load_model(ModelChoice(run.path, image_size=image_size)), options)
+    return float(json.loads(file.read_text(encoding="utf-8"))["metrics"]["top1"])
 
 
 def plot(groups: dict[Setting, Group], paths: Sequence[Path]) -> None:
@@ -190,6 +245,12 @@ def _values(runs: Sequence[Run], metric: str) -> list[float]:
     return [[point.metrics[metric] for point in run.evals if metric in point.metrics][-1] for run in runs]
 
 
+def _recalls(runs: Sequence[Run]) -> list[float]:
+    """Recall at 1 of each run on its validation pairs, the mean of both directions."""
+    directions = (_values(runs, f"{direction}_recall@1") for direction in ("image_to_text", "text_to_image"))
+    return [statistics.fmean(pair) for pair in zip(*directions, strict=True)]
+
+
 def _mean(runs: Sequence[Run], metric: str) -> float:
     return statistics.fmean(_values(runs, metric))
 
@@ -204,7 +265,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=("train", "table"))
+    parser.add_argument("command", choices=("train", "table", "transfer"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--emoji", type=Path, help="folder with emoji/ and zeroshot/ instead of demo data")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))

@@ -227,7 +227,9 @@ def test_log_axis_takes_runs_that_are_never_finite(new_run: NewRun, tmp_path: Pa
 
 
 def test_one_colour_a_kind_and_one_style_a_run_of_it(finished_run: FinishedRun) -> None:
-    names = {"softmax": None, "eq4": "eq4", "eq7": "eq7", "gain": {"kind": "eq7", "gain": "learned"}}
+    gain = {"kind": "eq7", "gain": "learned"}
+    centred = {**gain, "centre_values": True}
+    names = {"softmax": None, "eq4": "eq4", "eq7": "eq7", "gain": gain, "centred": centred}
     runs = read_runs([finished_run(name, attention=spec) for name, spec in names.items()])
     assert len({colour_of(run.attention) for run in runs}) == len(runs)
     again = read_runs([finished_run(f"seed{i}", {"lr": 0.1 * i}, attention="eq7") for i in range(2)])

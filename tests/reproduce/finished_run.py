@@ -24,6 +24,7 @@ def write_run(
     top1: float | None = None,
     image_parameters: int = 1_000_000,
     reason: str = "finished",
+    seconds_a_point: float = 2.0,
 ) -> Path:
     """A run of 1,000 samples a held-out loss; with `top1`, evaluated zero-shot after the last."""
     folder.mkdir(parents=True)
@@ -52,7 +53,10 @@ def write_run(
         metrics = {"top1": top1, "top1_low": top1 - 0.03, "top1_high": top1 + 0.03, "chance": 0.02}
         lines.append({"type": "eval", "samples": total, "name": "zeroshot/tree", "metrics": metrics})
     lines.append({"type": "run_end", "samples": total, "reason": reason, "seconds": 1.0})
-    text = "".join(json.dumps({**line, "time": 1.7e9 + n}) + "\n" for n, line in enumerate(lines))
+    text = "".join(
+        json.dumps({**line, "time": 1.7e9 + seconds_a_point * line["samples"] / 1000}) + "\n"
+        for line in lines
+    )
     (folder / "metrics.jsonl").write_text(text)
     return folder
 

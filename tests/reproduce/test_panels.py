@@ -98,6 +98,22 @@ def test_convergence_is_judged_against_softmax_and_between_the_equations(converg
     assert row[4].startswith("50.0 %")
 
 
+def test_kinds_are_compared_at_equal_time_too(tmp_path: Path) -> None:
+    """Eq. 7 takes half of softmax's time a sample here, and ends higher after the same samples."""
+    folders = {
+        "softmax": [write_run(tmp_path / "a", SOFTMAX, [4.0, 2.0, 1.0], seconds_a_point=120)],
+        "eq7": [write_run(tmp_path / "b", EQ7, [3.0, 1.6, 1.2], seconds_a_point=60)],
+        "gain": [write_run(tmp_path / "c", GAIN, [3.0, 0.9, 0.8], seconds_a_point=80)],
+    }
+    panel = convergence_panel(read_curves(folders), FACTS, tmp_path / "out")
+    assert panel.tables[1].rows == [
+        ["softmax", "1,500", "3.000", "3,000 samples, 6 min"],
+        ["Eq. 7", "3,000", "1.200", "-"],
+        ["Eq. 7 + gain, 1/N", "2,250", "0.875", "2,000 samples, 2.7 min"],
+    ]
+    assert panel.numbers["softmax"]["minutes"] == pytest.approx([2, 4, 6])
+
+
 def test_convergence_leaves_every_point_as_csv(convergence: Panel) -> None:
     path = next(iter(convergence.figures.values())).with_suffix(".csv")
     rows = list(csv.DictReader(path.open()))

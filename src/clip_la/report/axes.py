@@ -47,10 +47,15 @@ def positions(axis: XAxis, run: Run, facts: ModelFacts, samples: FloatArray) -> 
     if axis == FLOPS:
         return None if facts.sample_flops is None else samples * facts.sample_flops
     if axis == HOURS:
-        seen = np.array([0, *(point.samples for point in run.train)], dtype=np.float64)
-        seconds = np.array([0, *(point.seconds for point in run.train)])
-        return np.interp(samples, seen, seconds / 3600)
+        return training_hours(run, samples)
     return samples
+
+
+def training_hours(run: Run, samples: FloatArray) -> FloatArray:
+    """`HOURS` of a run after numbers of samples (n,), between two training lines by interpolation."""
+    seen = np.array([0, *(point.samples for point in run.train)], dtype=np.float64)
+    seconds = np.array([0, *(point.seconds for point in run.train)])
+    return np.interp(samples, seen, seconds / 3600)
 
 
 def usable_axes(runs: Sequence[Run], facts: Mapping[str, ModelFacts]) -> tuple[XAxis, ...]:

@@ -88,8 +88,10 @@ def colour_of(spec: AttentionSpec) -> str:
         return "#7f7f7f"
     if spec.kind == "eq4":
         return "#e69f00" if spec.normalise_qk else "#d55e00"
+    if spec.centre_values:
+        return "#009e73"
     if spec.gain != "none":
-        return "#009e73" if spec.output_norm == "none" else "#cc79a7"
+        return "#cc79a7"
     return "#0072b2" if (spec.scale, spec.output_norm) == ("none", "none") else "#56b4e9"
 
 

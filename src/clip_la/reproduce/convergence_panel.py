@@ -15,10 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
+from clip_la.report.axes import training_hours
 from clip_la.report.drawing import RC, EndLabel, add_end_labels, colour_of, new_panels, save
 from clip_la.report.kinds import t_interval
 from clip_la.report.runs import Run, RunError, read_runs
-from clip_la.report.summary import RunSummary, ZeroShot, attention_label, metric, summarise
+from clip_la.report.summary import FloatArray, RunSummary, ZeroShot, attention_label, metric, summarise
 from clip_la.report.text import count
 from clip_la.reproduce.panel import Panel, Table
 from clip_la.reproduce.verdicts import Claim, convergence_claim
@@ -56,6 +57,15 @@ class Curves:
             for point in run.evals
             if point.name == VALIDATION and point.samples == samples
         ]
+
+    def minutes(self, samples: Sequence[int]) -> FloatArray:
+        """Training time until then, without evaluating, mean over the runs: (n,)."""
+        places = np.array(samples, dtype=np.float64)
+        return 60 * np.mean([training_hours(run, places) for run in self.runs], axis=0)
+
+    def mean_losses(self) -> FloatArray:
+        """Held-out losses at `samples`, mean over the runs: (n,)."""
+        return np.array([self.losses(samples) for samples in self.samples]).mean(axis=1)
 
     @property
     def zeroshot(self) -> list[ZeroShot | None]:
@@ -96,17 +106,19 @@ def convergence_panel(curves: Mapping[str, Curves], facts: Mapping[str, str], fo
     """
     folder.mkdir(parents=True, exist_ok=True)
     _write_csv(folder / "convergence.csv", curves)
-    figure = save(_figure(list(curves.values())), folder / "convergence")[1]
+    found = list(curves.values())
+    figure = save(_figure(found), folder / "convergence")[1]
     return Panel(
         name="convergence",
         title="Convergence",
         facts=facts,
         claims=_claims(curves),
         figures={"Loss: mean and range over seeds. Accuracy: each seed with its 95 % interval": figure},
-        tables=[_table(list(curves.values()))],
+        tables=[_table(found), _equal_time_table(found, curves["softmax"])],
         limits=[
             "Small models, a short training, a small set: the paper trained large ones on LAION-400M.",
             "One learning rate for all kinds; a kind that likes another would look worse than it is.",
+            "At equal time a slower kind's learning rate has yet to fall: a shorter run would end better.",
         ],
         numbers={kind: _numbers(found) for kind, found in curves.items()},
     )
@@ -130,27 +142,29 @@ def _claim(found: Curves, baseline: Curves) -> Claim:
 def _figure(curves: Sequence[Curves]) -> Figure:
     has_zeroshot = any(result is not None for found in curves for result in found.zeroshot)
     with rc_context(RC):
-        titles = ["Held-out loss", *(["Zero-shot top-1"] if has_zeroshot else [])]
+        titles = ["Held-out loss by samples", "Held-out loss by time", *(["Zero-shot top-1"] * has_zeroshot)]
         (figure,), panels = new_panels(titles, stacked=True)
-        _draw_losses(panels[0], curves)
+        _draw_losses(panels[0], curves, [np.array(found.samples) for found in curves])
+        panels[0].set_xlabel("samples seen")
+        panels[0].xaxis.set_major_formatter(EngFormatter(sep=" "))
+        _draw_losses(panels[1], curves, [found.minutes(found.samples) for found in curves])
+        panels[1].set_xlabel("minutes of training")
         if has_zeroshot:
-            _draw_zeroshot(panels[1], curves)
+            _draw_zeroshot(panels[2], curves)
     return figure
 
 
-def _draw_losses(axes: Axes, curves: Sequence[Curves]) -> None:
+def _draw_losses(axes: Axes, curves: Sequence[Curves], positions: Sequence[FloatArray]) -> None:
     labels = []
-    for found in curves:
-        samples = found.samples
-        losses = np.array([found.losses(x) for x in samples])
-        mean = losses.mean(axis=1)
-        axes.plot(samples, mean, color=found.colour, linewidth=1.8, marker="o", markersize=4)
+    for found, x in zip(curves, positions, strict=True):
+        losses = np.array([found.losses(samples) for samples in found.samples])
+        mean = found.mean_losses()
+        axes.plot(x, mean, color=found.colour, linewidth=1.8, marker="o", markersize=4)
         axes.fill_between(
-            samples, losses.min(axis=1), losses.max(axis=1), color=found.colour, alpha=0.2, linewidth=0
+            x, losses.min(axis=1), losses.max(axis=1), color=found.colour, alpha=0.2, linewidth=0
         )
-        labels.append(EndLabel(found.label, samples[-1], float(mean[-1]), found.colour))
-    axes.set(xlabel="samples seen", ylabel="loss")
-    axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
+        labels.append(EndLabel(found.label, x[-1], float(mean[-1]), found.colour))
+    axes.set_ylabel("loss")
     add_end_labels(axes, labels)
 
 
@@ -193,6 +207,26 @@ def _table(curves: Sequence[Curves]) -> Table:
     )
 
 
+def _equal_time_table(curves: Sequence[Curves], baseline: Curves) -> Table:
+    """Mean losses where the first kind ends, and when each gets as far as the baseline gets in the end."""
+    times = [found.minutes(found.samples) for found in curves]
+    end = min(float(minutes[-1]) for minutes in times)
+    target = float(baseline.mean_losses()[-1])
+    rows = []
+    for found, minutes in zip(curves, times, strict=True):
+        losses = found.mean_losses()
+        first = next((place for place, loss in enumerate(losses) if loss <= target), None)
+        reached = "-" if first is None else f"{count(found.samples[first])} samples, {minutes[first]:.2g} min"
+        samples_then, loss_then = (np.interp(end, minutes, values) for values in (found.samples, losses))
+        rows.append([found.label, count(samples_then), f"{loss_then:.3f}", reached])
+    return Table(
+        f"After {end:.3g} minutes of training, when the first kind is done; and when each first gets to "
+        f"{baseline.label}'s last held-out loss, {target:.3f} (means over seeds)",
+        ["Attention", "Samples by then", "Held-out loss then", f"Reaches {baseline.label}'s last after"],
+        rows,
+    )
+
+
 def _mean_and_range(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.3f} [{min(values):.3f}, {max(values):.3f}]"
 
@@ -214,6 +248,7 @@ def _numbers(found: Curves) -> dict[str, Any]:
         "train_losses": [summary.train_loss for summary in found.summaries],
         "top1": [result and [result.top1, result.top1_low, result.top1_high] for result in found.zeroshot],
         "samples_per_second": [summary.samples_per_second for summary in found.summaries],
+        "minutes": [round(float(minutes), 4) for minutes in found.minutes(found.samples)],
     }
 
 
