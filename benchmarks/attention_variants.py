@@ -6,10 +6,10 @@
     python benchmarks/attention_variants.py table --out variants
     python benchmarks/attention_variants.py transfer --out variants          # at 2 and 4 times the resolution
 
-The data are those of `clip-la demo-data`, made in OUT/demo, or with --emoji FOLDER the shards
-FOLDER/emoji/0000{0..6}.tar, with FOLDER/emoji/00007.tar held out for the validation loss and the zero-shot
-tree FOLDER/zeroshot/emoji_fluent. Run again, it trains what is not there yet. docs/attention_variants.md has
-the findings.
+The data are those of `clip-la demo-data`, made in OUT/demo; with --data FOLDER, another set of that layout,
+as `benchmarks/icon_data.py` makes one; with --emoji FOLDER, the shards FOLDER/emoji/0000{0..6}.tar, with
+FOLDER/emoji/00007.tar held out for the validation loss, and the tree FOLDER/zeroshot/emoji_fluent.
+Run again, it trains what is not there yet. docs/attention_variants.md has the findings.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ COMMON: dict[str, Any] = {
     "zeroshot_frequency": 0,
     "save_frequency": 0,
     "log_every_n_steps": 10,
-    "templates": "photo",
 }
 
 
@@ -91,10 +90,11 @@ def _trainings(arguments: argparse.Namespace) -> Iterator[Training]:
     for lr, seed, variant in grid:
         parts = (Path(arguments.model).stem, arguments.image_size, arguments.samples, variant, lr, seed)
         yield Training(
-            "-".join(("emoji" if arguments.emoji else "demo", *map(str, parts))),
+            "-".join((_data_name(data["train_data"]), *map(str, parts))),
             COMMON
             | data
             | {
+                "templates": arguments.templates,
                 "model": arguments.model,
                 "attention": VARIANTS[variant],
                 "lr": lr,
@@ -108,22 +108,24 @@ def _trainings(arguments: argparse.Namespace) -> Iterator[Training]:
 
 
 def _data(arguments: argparse.Namespace) -> dict[str, Any]:
-    if arguments.emoji is None:
-        root = arguments.out / "demo"
-        build_demo_data(root)
-        shards, val, tree = (
-            root / "train" / "{00000..00007}.tar",
-            root / "val" / "00000.tar",
-            root / "zeroshot",
-        )
+    if arguments.emoji is not None:
+        train, val = "{00000..00006}.tar", "00007.tar"
+        shards, tree = arguments.emoji / "emoji", arguments.emoji / "zeroshot" / "emoji_fluent"
+        paths = {"train_data": shards / train, "val_data": shards / val, "zeroshot": tree}
     else:
-        shards, val = (
-            arguments.emoji / "emoji" / "{00000..00006}.tar",
-            arguments.emoji / "emoji" / "00007.tar",
-        )
-        tree = arguments.emoji / "zeroshot" / "emoji_fluent"
-    paths = {"train_data": shards, "val_data": val, "zeroshot": tree, "classnames": tree / "classnames.txt"}
+        root = arguments.data or arguments.out / "demo"
+        if arguments.data is None:
+            build_demo_data(root)
+        train, val = "train/{00000..00007}.tar", "val/00000.tar"
+        paths = {"train_data": root / train, "val_data": root / val, "zeroshot": root / "zeroshot"}
+    paths["classnames"] = paths["zeroshot"] / "classnames.txt"
     return {name: str(path) for name, path in paths.items()}
+
+
+def _data_name(train_data: str) -> str:
+    """What a set is called: the name of its folder."""
+    folder = Path(train_data).parent
+    return folder.parent.name if folder.name == "train" else folder.name
 
 
 class Setting(NamedTuple):
@@ -161,9 +163,10 @@ def best_rates(group: Group) -> list[tuple[str, float]]:
 
 
 def _setting(run: Run) -> Setting:
-    data = "emoji" if "emoji" in str(run.config["train_data"]) else "demo"
     (size,) = run.config["force_image_size"]
-    return Setting(data, Path(str(run.config["model"])).stem, size, run.samples)
+    return Setting(
+        _data_name(run.config["train_data"]), Path(str(run.config["model"])).stem, size, run.samples
+    )
 
 
 def _variant(run: Run) -> str:
@@ -267,7 +270,10 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("command", choices=("train", "table", "transfer"))
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--emoji", type=Path, help="folder with emoji/ and zeroshot/ instead of demo data")
+    data = parser.add_mutually_exclusive_group()
+    data.add_argument("--data", type=Path, help="a set of the demo data's layout in their place")
+    data.add_argument("--emoji", type=Path, help="folder with emoji/ and zeroshot/ in their place")
+    parser.add_argument("--templates", default="photo", help="prompts of the zero-shot evaluation")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--lrs", nargs="+", type=float, default=[5e-4, 1e-3, 2e-3])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])

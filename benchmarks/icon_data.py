@@ -7,8 +7,8 @@
     icons/val/00000.tar        icons of the same families whose names training never shows
     icons/zeroshot/bell/       the same things as other families draw them (Font Awesome, Codicons, Elusive)
 
-Names are made of words (`bell plus outline`), so a held-out name is a new combination of mostly known words. The
-icons aren't part of this project: their licences are MIT, Apache 2.0, CC BY 4.0 and SIL OFL 1.1.
+Names are made of words (`bell plus outline`), so a held-out name is a new combination of mostly known words.
+The icons aren't part of this project: their licences are MIT, Apache 2.0, CC BY 4.0 and SIL OFL 1.1.
 """
 
 from __future__ import annotations
