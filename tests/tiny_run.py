@@ -5,21 +5,27 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from PIL import Image
 
 from clip_la.cli import main
 
+Colour = tuple[int, int, int]
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (40, 60, 220), "white": (240, 240, 240)}
-GAIN = {"kind": "eq7", "gain": "learned", "scale": "length"}
+RECOMMENDED = {"kind": "eq7", "gain": "learned", "scale": "length", "centre_values": True}
+"""The attention of the -LA-centred models."""
 SAMPLES = 32
 
 
-def picture(colour: tuple[int, int, int], size: int = 32) -> bytes:
-    """A PNG of one colour."""
+def picture(left: Colour, right: Colour | None = None) -> bytes:
+    """A PNG of 32 x 32 pixels in one colour, or its right half in another."""
+    image = Image.new("RGB", (32, 32), left)
+    if right is not None:
+        image.paste(right, (16, 0, 32, 32))
     buffer = io.BytesIO()
-    Image.new("RGB", (size, size), colour).save(buffer, "PNG")
+    image.save(buffer, "PNG")
     return buffer.getvalue()
 
 
@@ -44,20 +50,42 @@ def colour_shard(path: Path, num_pairs: int = 16) -> Path:
     return write_tar(path, members)
 
 
-def write_model_config(path: Path, attention: dict[str, object] | None) -> Path:
-    """A 32-pixel model with two layers a tower."""
+def two_colour_shards(folder: Path) -> str:
+    """Shards of pictures whose halves have the colours that the caption names, and sizes.json: 64 pairs."""
+    num_shards, shard_size = 4, 16
+    pairs = [(left, right) for left in COLOURS for right in COLOURS]
+    for shard in range(num_shards):
+        members: dict[str, bytes] = {}
+        for index in range(shard_size):
+            left, right = pairs[(index + shard) % len(pairs)]
+            key = f"{shard:03d}{index:06d}"
+            members[f"{key}.jpg"] = picture(COLOURS[left], COLOURS[right])
+            members[f"{key}.txt"] = f"{left} and {right}".encode()
+        write_tar(folder / f"{shard:05d}.tar", members)
+    (folder / "sizes.json").write_text(json.dumps({f"{n:05d}.tar": shard_size for n in range(num_shards)}))
+    return str(folder / "{00000..00003}.tar")
+
+
+def write_model_config(path: Path, attention: Mapping[str, object] | None, *, text_layers: int = 2) -> Path:
+    """A 32-pixel model with two layers in the image tower."""
     config: dict[str, object] = {
         "embed_dim": 32,
         "vision_cfg": {"image_size": 32, "layers": 2, "width": 64, "patch_size": 8, "head_width": 32},
-        "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 32, "heads": 1, "layers": 2},
+        "text_cfg": {
+            "context_length": 16,
+            "vocab_size": 49408,
+            "width": 32,
+            "heads": 1,
+            "layers": text_layers,
+        },
     }
     if attention is not None:
-        config["attention"] = attention
+        config["attention"] = dict(attention)
     path.write_text(json.dumps(config))
     return path
 
 
-def train_tiny_run(folder: Path, attention: dict[str, object] | None = GAIN) -> Path:
+def train_tiny_run(folder: Path, attention: Mapping[str, object] | None = RECOMMENDED) -> Path:
     """Train and return the run's folder; it has a validation loss and a zero-shot accuracy."""
     shard = colour_shard(folder / "00000.tar")
     model = write_model_config(folder / "ViT-tiny.json", attention)

@@ -16,7 +16,7 @@ from clip_la.cli import main
 from clip_la.evaluate import benchmark
 from clip_la.exit_codes import EXIT_FAILED, EXIT_USAGE
 from clip_la.export.hub import write_hub_folder
-from tiny_run import COLOURS, GAIN, write_model_config, write_tar
+from tiny_run import COLOURS, RECOMMENDED, write_model_config, write_tar
 
 NUM_IMAGES = 24
 LABELS = [index % len(COLOURS) for index in range(NUM_IMAGES)]
@@ -45,7 +45,7 @@ def write_set(folder: Path, suffix: str, texts: list[str]) -> None:
 @pytest.fixture
 def hub_folder(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    config = resolve_model_config(str(write_model_config(tmp_path / "tiny.json", dict(GAIN))))
+    config = resolve_model_config(str(write_model_config(tmp_path / "tiny.json", RECOMMENDED)))
     write_hub_folder(build(config, model_name="tiny"), tmp_path / "hub", lambda _: "card")
     return tmp_path / "hub"
 

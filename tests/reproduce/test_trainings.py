@@ -21,7 +21,7 @@ from clip_la.config import ConfigError
 from clip_la.exit_codes import EXIT_STOPPED
 from clip_la.reproduce import child
 from clip_la.reproduce.trainings import Training, TrainingFailedError, TrainingsStoppedError, train_all
-from tiny_run import GAIN, colour_shard, write_model_config
+from tiny_run import RECOMMENDED, colour_shard, write_model_config
 
 STAND_IN = """
 import json, shutil, signal, sys, time
@@ -205,7 +205,7 @@ def test_settings_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
 def test_real_trainings_killed_and_continued_are_the_same_to_the_bit(tmp_path: Path) -> None:
     colour_shard(tmp_path / "00000.tar")
     flags = {
-        "model": str(write_model_config(tmp_path / "ViT-tiny.json", GAIN)),
+        "model": str(write_model_config(tmp_path / "ViT-tiny.json", RECOMMENDED)),
         "train_data": str(tmp_path / "00000.tar"),
         "train_num_samples": 16, "epochs": 40, "batch_size": 8, "warmup": 1, "precision": "fp32",
         "workers": 0, "device": "cpu", "log_every_n_steps": 1, "save_every_samples": 8,

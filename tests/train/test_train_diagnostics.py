@@ -38,7 +38,7 @@ def folder_of(config: RunConfig) -> Path:
     [
         ("softmax", {"grad_clip_norm": 0.5, "force_patch_dropout": 0.5}),
         ("eq4", {"force_custom_text": True}),
-        ("gain", {"precision": "amp_bf16", "grad_checkpointing": True}),
+        ("centred", {"precision": "amp_bf16", "grad_checkpointing": True}),
     ],
 )
 def test_a_run_with_diagnostics_equals_one_without_to_the_bit(

@@ -84,7 +84,7 @@ def assert_equal(found: Any, expected: Any, where: str) -> None:
         assert found == expected, where
 
 
-@pytest.mark.parametrize("kind", ["softmax", "eq4", "eq7", "gain"])
+@pytest.mark.parametrize("kind", ["softmax", "eq4", "eq7", "centred"])
 def test_a_run_learns_and_says_what_it_was(kind: str, make_config: MakeConfig) -> None:
     config = make_config(kind, epochs=12, lr=3e-3)
     assert train(config) == EXIT_FINISHED
@@ -93,7 +93,7 @@ def test_a_run_learns_and_says_what_it_was(kind: str, make_config: MakeConfig) -
     assert epochs[-1] < epochs[0] - 0.3
     start = records(config, "run_start")[0]
     assert start["model"] == f"ViT-tiny-{kind}"
-    assert start["attention"]["kind"] == ("eq7" if kind == "gain" else kind)
+    assert start["attention"]["kind"] == ("eq7" if kind == "centred" else kind)
     assert records(config, "run_end")[-1]["reason"] == "finished"
     towers = start["tower_parameters"]
     assert 0 < towers["text"] + towers["image"] == start["num_parameters"] - 1
