@@ -49,7 +49,7 @@ FULL = Budget(
     fit_samples=12_800,
     fit_kinds=("softmax", "eq7", RECOMMENDED_KIND),
     fit_widths=(32, 64, 96, 160, 256),
-    fit_seeds=(0,),
+    fit_seeds=(0, 1),
 )
 
 QUICK = Budget(
