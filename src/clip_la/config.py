@@ -216,10 +216,16 @@ class RunConfig:
     zeroshot_frequency: int = _flag(
         2, "epochs between zero-shot evaluations; 0 for the last epoch only", "evaluation"
     )
+    zeroshot_every_samples: int | None = _flag(
+        None, "samples between zero-shot evaluations, in place of epochs (not in OpenCLIP)", "evaluation"
+    )
     val_block_size: int = _flag(
         256, "pairs that the validation loss tells apart at a time (not in OpenCLIP)", "evaluation"
     )
     val_frequency: int = _flag(1, "epochs between validation losses; 0 for the last epoch only", "evaluation")
+    val_every_samples: int | None = _flag(
+        None, "samples between validation losses, in place of epochs (not in OpenCLIP)", "evaluation"
+    )
     diagnostics: bool = _flag(
         False,
         "measure every attention layer on a few pairs, and gradients by tower, for clip-la report "
@@ -251,6 +257,9 @@ class RunConfig:
             "max_pixels",
             "max_aspect_ratio",
             "max_caption_chars",
+            "save_every_samples",
+            "zeroshot_every_samples",
+            "val_every_samples",
         )
         _check_not_negative(
             self,
@@ -295,7 +304,7 @@ def _check_choices(config: RunConfig) -> None:
 
 def _check_positive(config: RunConfig, *names: str) -> None:
     for name in names:
-        if getattr(config, name) <= 0:
+        if getattr(config, name) is not None and getattr(config, name) <= 0:
             raise ConfigError(f"{flag_name(name)} is {getattr(config, name)}; expected more than 0")
 
 

@@ -107,9 +107,9 @@ def test_kinds_are_compared_at_equal_time_too(tmp_path: Path) -> None:
     }
     panel = convergence_panel(read_curves(folders), FACTS, tmp_path / "out")
     assert panel.tables[1].rows == [
-        ["softmax", "1,500", "3.000", "3,000 samples, 6 min"],
-        ["Eq. 7", "3,000", "1.200", "-"],
-        ["Eq. 7 + gain, 1/N", "2,250", "0.875", "2,000 samples, 2.7 min"],
+        ["softmax", "1.5 k", "3.000", "3 k samples, 6 min"],
+        ["Eq. 7", "3 k", "1.200", "-"],
+        ["Eq. 7 + gain, 1/N", "2.25 k", "0.875", "2 k samples, 2.7 min"],
     ]
     assert panel.numbers["softmax"]["minutes"] == pytest.approx([2, 4, 6])
 

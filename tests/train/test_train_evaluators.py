@@ -69,6 +69,27 @@ def test_clock(every: dict[str, int], expected: list[int]) -> None:
     assert [after for after in steps if scheduled.is_due(after - 16, after, epoch_samples=64)] == expected
 
 
+def test_flags_can_count_samples_in_place_of_epochs(
+    make_config: MakeConfig, shards: str, tree: Path
+) -> None:
+    config = make_config(
+        val_data=shards,
+        val_block_size=4,
+        val_every_samples=96,
+        zeroshot=str(tree),
+        templates="plain",
+        zeroshot_every_samples=128,
+    )
+    assert train(config) == EXIT_FINISHED
+    assert evaluated(config) == {"validation": [96, 192, 256], "zeroshot/tree": [128, 256]}
+
+
+@pytest.mark.parametrize("name", ["val_every_samples", "zeroshot_every_samples", "save_every_samples"])
+def test_an_interval_of_no_samples_is_refused(name: str, make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match=rf"--{name.replace('_', '-')} is 0; expected more than 0"):
+        make_config(**{name: 0})
+
+
 def test_each_runs_at_its_own_clock_after_the_save(
     make_config: MakeConfig, shards: str, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -430,7 +430,7 @@ def test_openclip_reads_the_checkpoint(make_config: MakeConfig, tmp_path: Path) 
     assert_equal(dict(bundle.model.state_dict()), dict(model.state_dict()), "weights")
     assert bundle.model_name == "ViT-tiny-eq7"
     assert bundle.preprocess_config["size"] == (32, 32)
-    assert bundle.tokenizer("x").shape == (1, 8)
+    assert bundle.tokenizer("x").shape == (1, 16)
 
 
 def test_two_processes_cannot_train_in_one_folder(make_config: MakeConfig) -> None:

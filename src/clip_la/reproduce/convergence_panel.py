@@ -61,11 +61,13 @@ class Curves:
     def minutes(self, samples: Sequence[int]) -> FloatArray:
         """Training time until then, without evaluating, mean over the runs: (n,)."""
         places = np.array(samples, dtype=np.float64)
-        return 60 * np.mean([training_hours(run, places) for run in self.runs], axis=0)
+        hours: FloatArray = np.mean([training_hours(run, places) for run in self.runs], axis=0)
+        return 60 * hours
 
     def mean_losses(self) -> FloatArray:
         """Held-out losses at `samples`, mean over the runs: (n,)."""
-        return np.array([self.losses(samples) for samples in self.samples]).mean(axis=1)
+        means: FloatArray = np.array([self.losses(samples) for samples in self.samples]).mean(axis=1)
+        return means
 
     @property
     def zeroshot(self) -> list[ZeroShot | None]:

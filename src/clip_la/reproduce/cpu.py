@@ -29,7 +29,7 @@ from clip_la.reproduce.estimate import estimated_seconds, sample_seconds, sized_
 from clip_la.reproduce.fit_panel import fit_panel
 from clip_la.reproduce.kinds import IMAGE_SIZE, MODELS, RECOMMENDED, write_sized_models
 from clip_la.reproduce.panel import Panel
-from clip_la.reproduce.settings import training_flags
+from clip_la.reproduce.settings import learning_rate, training_flags
 from clip_la.reproduce.time_panel import time_panel
 from clip_la.reproduce.trainings import Training, train_all
 from clip_la.reproduce.write import write_panels
@@ -136,7 +136,8 @@ def _convergence(run: CpuRun) -> Panel:
         "Data": data.description,
         "Sizes": ", ".join(f"{kind} {model}" for kind, model in MODELS.items())
         + f"; {IMAGE_SIZE} px, 17 tokens",
-        **_training_facts(flags, "zero-shot after the last"),
+        **_training_facts(flags, budget.num_points, "zero-shot after the last"),
+        "Learning rate": f"{flags['lr']:g} for all",
         "Seeds": f"{', '.join(map(str, budget.seeds))}: of weights and of the order of the data",
     }
     return convergence_panel(read_curves(by_kind), facts, run.out / "convergence")
@@ -153,7 +154,7 @@ def _fit(run: CpuRun) -> Panel:
     trainings = [
         Training(
             f"width{width}-{kind}-seed{seed}",
-            {**flags, "model": str(models[kind, width]), "seed": seed},
+            {**flags, "model": str(models[kind, width]), "lr": learning_rate(width), "seed": seed},
             cost=sized_sample_seconds(kind, width),
         )
         for width in sorted(budget.fit_widths, reverse=True)  # the longest first, so that none is left alone
@@ -164,8 +165,10 @@ def _fit(run: CpuRun) -> Panel:
     facts = {
         "Data": data.description,
         "Sizes": f"towers of width {', '.join(map(str, budget.fit_widths))}, 6 layers for images and 4 for "
-        "text, as in the nano model; the same learning rate for all",
-        **_training_facts(flags, "the last one counts"),
+        "text, as in the nano model",
+        **_training_facts(flags, 1, "which counts"),
+        "Learning rate": ", ".join(f"{learning_rate(width):.2g}" for width in budget.fit_widths)
+        + " in that order, for all kinds: beyond a width of 64 in inverse proportion to it",
         "Seeds": f"{', '.join(map(str, budget.fit_seeds))}, equal for all sizes and kinds",
     }
     return fit_panel(list(folders.values()), facts, run.out / "fit")
@@ -183,12 +186,12 @@ def _train(run: CpuRun, trainings: Iterable[Training], title: str) -> dict[str, 
     return {training.name: folder for training, folder in zip(chosen, folders, strict=True)}
 
 
-def _training_facts(flags: Mapping[str, Any], held_out: str) -> dict[str, str]:
-    samples = flags["train_num_samples"] * flags["epochs"]
+def _training_facts(flags: Mapping[str, Any], num_points: int, held_out: str) -> dict[str, str]:
+    times = "after the last sample" if num_points == 1 else f"{num_points} times along a training"
     return {
-        "Budget": f"{samples:,} samples a training, batch {flags['batch_size']}, learning rate "
-        f"{flags['lr']:g} with {flags['warmup']} steps of warm-up and a cosine, {flags['precision']}",
-        "Held out": f"the loss tells 256 pairs apart, {flags['epochs']} times along a training; {held_out}",
+        "Budget": f"{flags['train_num_samples']:,} samples a training, batch {flags['batch_size']}, "
+        f"{flags['warmup']} steps of warm-up and a cosine, {flags['precision']}",
+        "Held out": f"the loss tells 256 pairs apart, {times}; {held_out}",
     }
 
 

@@ -12,11 +12,11 @@ from clip_la.reproduce.settings import BATCH_SIZE
 
 _STARTUP_SECONDS = 10.0  # of a training: imports, model, the last evaluation
 _PAIRS_A_SECOND = 600.0  # generated on one core
-_NANO_RATES = {"softmax": 290.0}  # samples a second of a nano model; of linear ones the next
-_LINEAR_NANO_RATE = 390.0
+_NANO_RATES = {"softmax": 150.0}  # samples a second of a nano model; of linear ones the next
+_LINEAR_NANO_RATE = 200.0
 _FIXED_SECONDS = {"softmax": 1.45e-3}  # a sample, whatever the width; of linear models the next
 _LINEAR_FIXED_SECONDS = 0.55e-3
-_FLOPS_A_SECOND = 120e9
+_FLOPS_A_SECOND = 80e9
 _MAX_BENCH_CALLS = 3  # of an operator that is slow: to warm up, to be timed, for its memory
 
 

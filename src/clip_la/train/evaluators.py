@@ -72,7 +72,8 @@ def _specs(config: RunConfig) -> Sequence[EvaluatorSpec]:
         validation = EvaluatorSpec(
             "validation",
             config.val_data,
-            every_epochs=config.val_frequency,
+            every_epochs=config.val_frequency if config.val_every_samples is None else None,
+            every_samples=config.val_every_samples,
             block_size=config.val_block_size,
             num_samples=config.val_num_samples,
         )
@@ -81,7 +82,8 @@ def _specs(config: RunConfig) -> Sequence[EvaluatorSpec]:
         zero_shot = EvaluatorSpec(
             "zeroshot",
             config.zeroshot,
-            every_epochs=config.zeroshot_frequency,
+            every_epochs=config.zeroshot_frequency if config.zeroshot_every_samples is None else None,
+            every_samples=config.zeroshot_every_samples,
             classnames=config.classnames,
             templates=config.templates,
         )
