@@ -184,6 +184,12 @@ def test_limits_say_what_few_points_cannot_show() -> None:
     assert limits_of(fit_power_law(sizes, losses(SOFTMAX, sizes))) == []
 
 
+def test_a_loss_that_rises_with_size_is_said_to() -> None:
+    sizes = np.repeat(np.geomspace(1e6, 1e9, 6), 2).tolist()
+    (limit,) = limits_of(fit_power_law(sizes, [0.8 * size**0.05 for size in sizes]))
+    assert limit.startswith("Loss may not fall with size at all: b = -0.050 [-0.050, -0.050].")
+
+
 @pytest.fixture
 def sized_runs(new_run: NewRun) -> list[Path]:
     """Both kinds at three sizes of the image tower; the training loss lies one above validation's."""

@@ -96,6 +96,9 @@ def test_equal_exponents_agree_and_different_ones_do_not() -> None:
     assert claim.verdict == "disagrees"
     assert "N^-0.250 with Eq. 7, N^-0.362 with softmax" in claim.found
     assert "differ by -0.112" in claim.found
+    rising = power_law(1.4, -0.07)
+    claim = exponent_claim("Eq. 7", "softmax", (rising, softmax), compare_laws(softmax, rising))
+    assert "N^+0.070 with Eq. 7" in claim.found
 
 
 def test_scatter_or_few_sizes_leave_the_exponents_open() -> None:

@@ -162,6 +162,11 @@ def fit_floor_law(
 def limits_of(law: PowerLaw) -> list[str]:
     """What a fit over these points cannot show, in sentences."""
     limits = []
+    if law.b_interval[0] <= 0:
+        limits.append(
+            f"Loss may not fall with size at all: b = {law.b:.3f} [{law.b_interval[0]:.3f}, "
+            f"{law.b_interval[1]:.3f}]. Look for a learning rate that is too high for the larger sizes."
+        )
     left = law.num_sizes - 2
     if left == 0:
         limits.append("Two sizes fix a and b exactly: they can't test that a power law holds.")

@@ -158,11 +158,11 @@ def _draw_kind(axes: Axes, scaling: Scaling, kind: str, colour: str) -> EndLabel
     if law is None:
         return EndLabel(kind, sizes[-1], losses[-1], colour)
     n = np.geomspace(*law.size_range, 50)
-    axes.plot(n, law(n), color=colour, linewidth=1.8, label=f"${_significant(law.a)}\\,N^{{-{law.b:.3f}}}$")
+    axes.plot(n, law(n), color=colour, linewidth=1.8, label=f"${_significant(law.a)}\\,N^{{{-law.b:+.3f}}}$")
     axes.fill_between(n, *law.band(n), color=colour, alpha=0.15, linewidth=0)
     floor = scaling.floors.get(kind)
     if floor is not None and floor.problem is None:
-        equation = f"${_significant(floor.a)}\\,N^{{-{floor.b:.3f}}} + {floor.c:.3g}$"
+        equation = f"${_significant(floor.a)}\\,N^{{{-floor.b:+.3f}}} + {floor.c:.3g}$"
         axes.plot(n, floor(n), color=colour, linewidth=1.2, linestyle=(0, (4, 2)), label=equation)
     return EndLabel(kind, law.size_range[1], float(law(n)[-1]), colour)
 

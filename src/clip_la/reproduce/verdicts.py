@@ -129,7 +129,7 @@ def exponent_claim(second: str, first: str, laws: tuple[PowerLaw, PowerLaw], fou
     return Claim(
         paper="The same scaling law: L(N) falls as N^-{softmax:g} with softmax and N^-{linear:g} with linear "
         "attention.".format(**PAPER_EXPONENTS),
-        found=f"N^-{laws[0].b:.3f} with {second}, N^-{laws[1].b:.3f} with {first}; the exponents differ by "
+        found=f"N^{-laws[0].b:+.3f} with {second}, N^{-laws[1].b:+.3f} with {first}; the exponents differ by "
         f"{found.exponent_difference:+.3f} [{low:+.3f}, {high:+.3f}]; the same means within "
         f"{SAME_EXPONENT:g}, as far as the paper's two lie apart.",
         verdict=verdict,
