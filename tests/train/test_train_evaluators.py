@@ -69,9 +69,7 @@ def test_clock(every: dict[str, int], expected: list[int]) -> None:
     assert [after for after in steps if scheduled.is_due(after - 16, after, epoch_samples=64)] == expected
 
 
-def test_flags_can_count_samples_in_place_of_epochs(
-    make_config: MakeConfig, shards: str, tree: Path
-) -> None:
+def test_flags_can_count_samples_in_place_of_epochs(make_config: MakeConfig, shards: str, tree: Path) -> None:
     config = make_config(
         val_data=shards,
         val_block_size=4,
