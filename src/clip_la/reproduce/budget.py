@@ -46,10 +46,10 @@ FULL = Budget(
     convergence_samples=16_000,
     num_points=8,
     seeds=(0, 1, 2),
-    fit_samples=12_800,
+    fit_samples=16_000,
     fit_kinds=("softmax", "eq7", RECOMMENDED_KIND),
     fit_widths=(32, 64, 96, 128, 192),
-    fit_seeds=(0, 1),
+    fit_seeds=(0,),
 )
 
 QUICK = Budget(
