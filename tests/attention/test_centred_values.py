@@ -14,30 +14,40 @@ from clip_la.attention.dispatch import BACKENDS, why_not
 from clip_la.attention.op import linear_attention, packed_linear_attention
 from clip_la.attention.reference import eq7_attention
 
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 OPTIONS: dict[str, Any] = {"scale": "length", "centre_values": True}
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, gain: Tensor, **options: Any) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, gain: Tensor | None = None, **options: Any) -> Tensor:
     return linear_attention(q, k, v, gain=gain, **OPTIONS | options)
 
 
-def truth(q: Tensor, k: Tensor, v: Tensor, gain: Tensor, **options: Any) -> Tensor:
+def truth(q: Tensor, k: Tensor, v: Tensor, gain: Tensor | None = None, **options: Any) -> Tensor:
     return eq7_attention(q, k, v, gain=gain, **OPTIONS | options)
 
 
 def check(inputs: list[Tensor], dtype: torch.dtype, **options: Any) -> None:
     expected = output_and_gradients(partial(truth, **options), [x.double() for x in inputs])
-    for backend in BACKENDS:
-        if why_not(backend, "cpu", dtype) is None:
-            found = output_and_gradients(partial(attention, backend=backend, **options), inputs)
-            assert_close(found, expected, dtype, least_size=1e-2)
+    for backend in backends(dtype):
+        found = output_and_gradients(partial(attention, backend=backend, **options), inputs)
+        assert_close(found, expected, dtype, least_size=1e-2)
+
+
+def backends(dtype: torch.dtype) -> list[str]:
+    return [backend for backend in BACKENDS if why_not(backend, "cpu", dtype) is None]
 
 
 def gain_of(H: int, dtype: torch.dtype) -> Tensor:
     return torch.linspace(1.0, 8.0, H, dtype=torch.promote_types(dtype, torch.float32))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def far_from_zero(v: Tensor) -> Tensor:
+    """Values whose means, one a column, are 30 times their spread, rounded to their dtype."""
+    signs = 1.0 - 2 * torch.randint(0, 2, (1, v.shape[1], 1, v.shape[3]))
+    return (v.double() + 30 * signs).to(v.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("N", [2, 63, 65, 197, 1025])
 def test_lengths_and_dtypes(N: int, dtype: torch.dtype) -> None:
     torch.manual_seed(N)
@@ -51,10 +61,78 @@ def test_values_far_from_zero() -> None:
     check([q, k + 0.5, v + 3.0, gain_of(2, torch.float32)], torch.float32)
 
 
-def test_cross_attention() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("with_gain", [False, True])
+@pytest.mark.parametrize("N", [17, 197])
+def test_means_of_30_spreads(N: int, with_gain: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(N)
+    q, k, v = random_qkv(2, 3, N, 32, dtype)
+    check([q, k, far_from_zero(v), *([gain_of(3, dtype)] if with_gain else [])], dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_long_sequences_far_from_zero(dtype: torch.dtype) -> None:
+    """The native backend cuts one head of 3100 tokens in segments, the torch backend several in pieces."""
+    torch.manual_seed(7)
+    for B, N in ((1, 3100), (9, 1300)):
+        q, k, v = random_qkv(B, 1, N, 64, dtype)
+        check([q, k, far_from_zero(v), gain_of(1, dtype)], dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("N", "M", "D", "E"),
+    [(70, 66, 32, 16), (1, 7, 32, 32), (9, 200, 64, 64), (33, 130, 80, 48), (64, 65, 128, 128), (3, 2, 5, 7)],
+)
+def test_cross_attention(N: int, M: int, D: int, E: int, dtype: torch.dtype) -> None:
     torch.manual_seed(2)
-    q, k, v = random_qkv(2, 2, 70, 32)
-    check([q, k[:, :, :66], v[:, :, :66, :16], gain_of(2, torch.float32)], torch.float32)
+    q, k, v = random_qkv(2, 2, max(N, M), max(D, E), dtype)
+    check([q[:, :, :N, :D], k[:, :, :M, :D], far_from_zero(v[:, :, :M, :E]), gain_of(2, dtype)], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("N", [1, 5])
+def test_one_key(N: int, dtype: torch.dtype) -> None:
+    """Its value is its own mean: nothing is left, to the bit. Gradients are differences of some hundreds."""
+    torch.manual_seed(3)
+    q, k, v = random_qkv(2, 2, N, 32, dtype)
+    inputs = [q, k[:, :, :1], far_from_zero(v[:, :, :1]), gain_of(2, dtype)]
+    for backend in backends(dtype):
+        out, *gradients = output_and_gradients(partial(attention, backend=backend), inputs)
+        assert (out == 0).all()
+        assert all(x.abs().max() <= 1e-2 for x in gradients)
+
+
+def test_no_keys() -> None:
+    q, empty = torch.randn(1, 2, 3, 16), torch.randn(1, 2, 0, 16)
+    for backend in backends(torch.float32):
+        out, dq, *_ = output_and_gradients(partial(attention, backend=backend), [q, empty, empty])
+        assert (out == 0).all()
+        assert (dq == 0).all()
+
+
+@pytest.mark.parametrize("layout", ["packed", "expanded", "transposed", "sliced"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_strides_and_memory_full_of_nan(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, layout: str
+) -> None:
+    torch.manual_seed(8)
+    B, H, N, D = 2, 3, 77, 48
+    if layout == "packed":
+        inputs = list(torch.randn(B, N, 3, H, D).to(dtype).permute(2, 0, 3, 1, 4).unbind(0))
+    elif layout == "expanded":
+        inputs = [x.expand(B, H, N, D) for x in random_qkv(1, 1, N, D, dtype)]
+    elif layout == "transposed":
+        inputs = [x.permute(3, 2, 1, 0) for x in random_qkv(D, N, H, B, dtype)]
+    else:
+        inputs = [x[:, :, ::2, ::2] for x in random_qkv(B, H, 2 * N, 2 * D, dtype)]
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(3).isnan().all()
+        check([*inputs, gain_of(H, dtype)], dtype)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_padding() -> None:

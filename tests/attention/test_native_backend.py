@@ -43,10 +43,10 @@ def test_long_sequences_in_segments(dtype: torch.dtype, kind: str, causal: bool)
 
 @needs_compiler
 @pytest.mark.usefixtures("short_segments")
-@pytest.mark.parametrize("causal", [False, True])
-def test_same_bits_for_any_number_of_threads(causal: bool) -> None:
+@pytest.mark.parametrize("option", [None, "causal", "centre_values"])
+def test_same_bits_for_any_number_of_threads(option: str | None) -> None:
     qkv = random_qkv(1, 3, 2100, 32)
-    attention = partial(linear_attention, causal=causal, backend="native")
+    attention = partial(linear_attention, **{option: True} if option else {}, backend="native")
     threads, runs = torch.get_num_threads(), []
     try:
         for number in (1, 2, 5):
@@ -113,11 +113,11 @@ from clip_la.attention.op import linear_attention
 from clip_la.attention.reference import eq7_attention
 torch.manual_seed(0)
 for dtype in (torch.float32, torch.bfloat16):
-    for causal in (False, True):
+    for options in ({}, {"causal": True}, {"centre_values": True}):
         for N, D in ((77, 32), (197, 64), (130, 80)):
             qkv = random_qkv(1, 2, N, D, dtype)
-            found = output_and_gradients(partial(linear_attention, causal=causal, backend="native"), qkv)
-            truth = output_and_gradients(partial(eq7_attention, causal=causal), [x.double() for x in qkv])
+            found = output_and_gradients(partial(linear_attention, **options, backend="native"), qkv)
+            truth = output_and_gradients(partial(eq7_attention, **options), [x.double() for x in qkv])
             assert_close(found, truth, dtype)
 """
 

@@ -27,6 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "eq7": {"kind": "eq7"},
     "eq4-raw": {"kind": "eq4", "normalise_qk": False},
 }
+CENTRED: dict[str, Any] = {"kind": "eq7", "scale": "length", "centre_values": True}
 HEAD_SIZES = [32, 64, 80, 96, 128]
 LENGTHS = [1, 2, 63, 64, 65, 77, 127, 128, 197, 257]
 LONG = [pytest.param(N, marks=pytest.mark.slow) for N in (577, 1025)]
@@ -46,6 +47,12 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
     torch.use_deterministic_algorithms(True)
     yield request.param
     torch.use_deterministic_algorithms(False)
+
+
+def centred_inputs(B: int, H: int, N: int, D: int, dtype: torch.dtype) -> list[Tensor]:
+    """With a gain, and values whose means, one a column, are 30 times their spread."""
+    q, k, v, gain = inputs_of("eq7-gain", B, H, N, D, dtype)
+    return [q, k, (v.double() + 30 * (1.0 - 2 * torch.randint(0, 2, (H, 1, D)))).to(dtype), gain]
 
 
 @pytest.fixture
@@ -171,6 +178,50 @@ def test_padding(kind: str, causal: bool, device: str) -> None:
     check(inputs, device, kind=kind, causal=causal, key_padding_mask=padding)
 
 
+@pytest.mark.parametrize("N", [2, 17, 64, 197, *LONG])
+def test_centred_values_of_any_length(N: int, device: str) -> None:
+    check(centred_inputs(1, 1, N, 32, torch.bfloat16), device, **CENTRED)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "D"),
+    [(dtype, D) for dtype, most in MAX_HEAD_SIZES.items() for D in HEAD_SIZES if most >= D],
+)
+def test_centred_values_far_from_zero(D: int, dtype: torch.dtype, device: str) -> None:
+    check(centred_inputs(1, 2, 70, D, dtype), device, **CENTRED)
+
+
+@pytest.mark.parametrize("dtype", MAX_HEAD_SIZES)
+def test_centred_values_in_groups(dtype: torch.dtype, device: str, small_groups: None) -> None:
+    check(centred_inputs(1, 2, 200, 32, dtype), device, **CENTRED)
+
+
+@pytest.mark.parametrize(("N", "M"), [(150, 70), (1, 40), (140, 130)])
+def test_centred_values_of_other_keys(N: int, M: int, device: str, small_groups: None) -> None:
+    q, k, v, gain = centred_inputs(1, 1, max(N, M), 48, torch.bfloat16)
+    check([q[:, :, :N], k[:, :, :M], v[:, :, :M, :33], gain], device, **CENTRED)
+
+
+@pytest.mark.parametrize("dtype", MAX_HEAD_SIZES)
+def test_centred_values_of_one_key(dtype: torch.dtype, device: str) -> None:
+    q, k, v, gain = centred_inputs(1, 2, 5, 32, dtype)
+    run = partial(attention, device=device, **CENTRED)
+    for N in (1, 5):
+        inputs = [q[:, :, :N], k[:, :, :1], v[:, :, :1], gain]
+        out, *gradients = output_and_gradients(run, inputs)
+        assert (out == 0).all()
+        assert all(x.abs().max() <= 1e-2 for x in gradients)
+
+
+def test_centred_values_padded_and_packed(device: str) -> None:
+    padding = torch.zeros(2, 40, dtype=torch.bool)
+    padding[0, 30:], padding[1] = True, True
+    q, k, v, gain = centred_inputs(2, 2, 40, 32, torch.float32)
+    check([q, k, v, gain], device, key_padding_mask=padding, **CENTRED)
+    packed = torch.stack([x.transpose(1, 2) for x in (q, k, v)], dim=2)
+    check([*packed.permute(2, 0, 3, 1, 4).unbind(0), gain], device, **CENTRED)
+
+
 @CAUSAL
 @pytest.mark.parametrize("kind", ["eq4", "eq7"])
 @pytest.mark.parametrize("shape", [(0, 2, 5, 16), (2, 0, 5, 16), (2, 2, 0, 16)])
@@ -184,9 +235,9 @@ def test_empty(shape: tuple[int, ...], kind: str, causal: bool, device: str) -> 
 
 def test_no_keys(device: str) -> None:
     q, empty = torch.randn(1, 2, 3, 16), torch.randn(1, 2, 0, 16)
-    for kind in ("eq4", "eq7"):
+    for options in ({"kind": "eq4"}, {"kind": "eq7"}, CENTRED):
         out, *gradients = output_and_gradients(
-            partial(attention, device=device, kind=kind), [q, empty, empty]
+            partial(attention, device=device, **options), [q, empty, empty]
         )
         assert (out == 0).all()
         assert (gradients[0] == 0).all()
@@ -263,11 +314,13 @@ def test_same_bits_every_time(causal: bool, device: str, small_groups: None) -> 
     assert all(torch.equal(x, y) for x, y in zip(*runs, strict=True))
 
 
-@pytest.mark.parametrize(("kind", "causal"), [("eq4", True), ("eq7", False)])
-def test_opcheck(kind: str, causal: bool, device: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "causal", "centre_values"), [("eq4", True, False), ("eq7", False, False), ("eq7", False, True)]
+)
+def test_opcheck(kind: str, causal: bool, centre_values: bool, device: str) -> None:
     packed = torch.randn(1, 6, 3, 2, 16, device=device)
     gain = torch.tensor([1.5, 2.0], device=device) if kind == "eq7" else None
-    options = (kind, causal, 0.5, True, False, "triton")
+    options = (kind, causal, 0.5, True, centre_values, "triton")
     leaf_gain = None if gain is None else gain.clone().requires_grad_()
     arguments = ([packed.clone().requires_grad_()], leaf_gain, None, *options)
     torch.library.opcheck(torch.ops.clip_la.linear_attention.default, arguments)

@@ -24,8 +24,7 @@ class Options:
         causal: query i sees the keys 0..i.
         scale: Eq. 7's factor; None for 1/M, so that no length becomes a constant of a traced graph.
         normalise: rows of q and k are divided by their norms (Eq. 7: always).
-        centre_values: v less its mean over the keys takes the place of v; not causal. The ops see to it: a
-            backend gets the centred values.
+        centre_values: v less its mean over the keys takes the place of v; Eq. 7, not causal.
     """
 
     kind: str
@@ -38,6 +37,11 @@ class Options:
     def has_denominator(self) -> bool:
         """Whether the output is divided by the sum of its weights."""
         return self.kind == "eq4"
+
+    @property
+    def keeps_key_sum(self) -> bool:
+        """Whether backward needs the sum of the unit keys."""
+        return not self.causal and (self.has_denominator or self.centre_values)
 
 
 class Inputs(NamedTuple):
@@ -65,7 +69,12 @@ class Inputs(NamedTuple):
         """The constant factor of all weights."""
         if self.options.has_denominator:
             return 1.0
-        return self.options.scale if self.options.scale is not None else 1.0 / max(self.k.shape[2], 1)
+        return self.options.scale if self.options.scale is not None else 1.0 / self.mean_count
+
+    @property
+    def mean_count(self) -> int:
+        """What a sum over the keys is divided by for their mean: M, or 1 without keys, whose sums are 0."""
+        return max(self.k.shape[2], 1)
 
     def visible_keys(self) -> Tensor:
         """num_keys, whether or not there is padding: (B, 1, N, 1)."""
@@ -83,8 +92,10 @@ class Forward(NamedTuple):
 
     Attributes:
         out: (B, H, N, E) in the dtype of v, laid out as (B, N, H, E), so that merging the heads is free.
-        state: S = sum_n k^_n v_n^T, (B, H, D, E), without gain; causal: (B, H, 0, E), it is summed again.
-        key_sum: kappa = sum_n k^_n in the same way, (B, H, D, 1); causal or Eq. 7: (B, H, D, 0).
+        state: S = sum_n k^_n v_n^T, (B, H, D, E), without gain and of v less its mean if this is to be
+            centred; causal: (B, H, 0, E), it is summed again.
+        key_sum: kappa = sum_n k^_n, (B, H, D, 1), unless `keeps_key_sum` is False: (B, H, D, 0).
+        value_mean: the mean of v over the keys if it is to be centred, (B, H, 1, E), else (B, H, 0, E).
         q_norm, k_norm: |q_i| and |k_n|, (B, H, N, 1) and (B, H, M, 1); raw rows: (..., 0).
         denominator: Eq. 4's, before the floor, (B, H, N, 1); Eq. 7: (B, H, N, 0).
         exact_out: Eq. 4's output before rounding to bfloat16 or float16, (B, H, N, E); else (B, H, N, 0).
@@ -95,6 +106,7 @@ class Forward(NamedTuple):
     out: Tensor
     state: Tensor
     key_sum: Tensor
+    value_mean: Tensor
     q_norm: Tensor
     k_norm: Tensor
     denominator: Tensor
@@ -128,7 +140,8 @@ def empty_forward(inputs: Inputs) -> Forward:
     return Forward(
         out=v.new_empty(B, N, H, E).transpose(1, 2),
         state=like.new_empty(B, H, full * D, E),
-        key_sum=like.new_empty(B, H, D, full * denominators),
+        key_sum=like.new_empty(B, H, D, int(options.keeps_key_sum)),
+        value_mean=like.new_empty(B, H, int(options.centre_values), E),
         q_norm=like.new_empty(B, H, N, norms),
         k_norm=like.new_empty(B, H, M, norms),
         denominator=like.new_empty(B, H, N, denominators),

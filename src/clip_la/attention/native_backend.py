@@ -28,7 +28,7 @@ _LANES = 16
 """Rows of the sums are padded to this many elements, or fewer."""
 _HUGE_PAGES_FROM = 4 * 2**20  # bytes
 _LIBC = ctypes.CDLL(None) if hasattr(mmap, "MADV_HUGEPAGE") else None
-_POINTERS = ("gain", "state", "key_sum", "dgain", "sums", "later_sums")
+_POINTERS = ("gain", "state", "key_sum", "value_mean", "dgain", "sums", "later_sums")
 """What is handed over without strides."""
 
 
@@ -57,13 +57,13 @@ class _Problem(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("B", "H", "N", "M", "D", "E")),
-        *((name, ctypes.c_int32) for name in ("causal", "normalise", "has_denominator", "num_threads")),
-        ("num_segments", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("causal", "normalise", "has_denominator", "centre_values")),
+        *((name, ctypes.c_int64) for name in ("num_threads", "num_segments")),
         *((name, ctypes.c_float) for name in ("scale", "norm_floor", "denominator_floor")),
         ("gain", ctypes.c_void_p),
         *((name, _Tensor) for name in ("q", "k", "v", "num_keys")),
         *((name, _Tensor) for name in ("out", "exact_out", "q_norm", "k_norm", "denominator")),
-        *((name, ctypes.c_void_p) for name in ("state", "key_sum")),
+        *((name, ctypes.c_void_p) for name in ("state", "key_sum", "value_mean")),
         *((name, _Tensor) for name in ("dout", "dq", "dk", "dv")),
         *((name, ctypes.c_void_p) for name in ("dgain", "sums", "later_sums")),
     )
@@ -100,6 +100,7 @@ def _run(direction: str, inputs: Inputs, tensors: dict[str, Tensor], dgain: Tens
     shortest = _MIN_CAUSAL_SEGMENT if options.causal else _MIN_SEGMENT
     num_segments = min(-(-_TASKS // max(B * H, 1)), max(1, max(N, M) // shortest))
     problem = _Problem(B, H, N, M, D, E, options.causal, options.normalise, options.has_denominator)
+    problem.centre_values = options.centre_values
     problem.num_threads, problem.num_segments = torch.get_num_threads(), num_segments
     problem.scale, problem.norm_floor, problem.denominator_floor = inputs.scale, NORM_FLOOR, EQ4_FLOOR
     pointers: dict[str, Tensor] = {}
@@ -139,5 +140,5 @@ def _rows(x: Tensor) -> Tensor:
 
 def _kept(result: Forward) -> dict[str, Tensor]:
     """What the options at hand keep of a forward, but for the output."""
-    names = ("exact_out", "q_norm", "k_norm", "denominator", "state", "key_sum")
+    names = ("exact_out", "q_norm", "k_norm", "denominator", "state", "key_sum", "value_mean")
     return {name: getattr(result, name) for name in names if getattr(result, name).numel() > 0}

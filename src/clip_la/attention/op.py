@@ -71,8 +71,9 @@ def linear_attention(
         k, v = (x.masked_fill(padded, 0.0) for x in (k, v))
         num_keys = _count_keys(key_padding_mask, q, causal) if kind == "eq4" else None
         if centre_values:  # the op's own mean is over all rows, and is nearly 0 after this
-            share = k.shape[2] / (~padded).sum(2, keepdim=True).clamp(min=1)
-            v = (v - _mean(v) * share).to(v.dtype).masked_fill(padded, 0.0)
+            count = (~padded).sum(2, keepdim=True).clamp(min=1)
+            mean = v.sum(2, keepdim=True, dtype=accumulator(v.dtype)) / count
+            v = (v - mean).to(v.dtype).masked_fill(padded, 0.0)
     options = (kind, causal, scale, gain, normalise_qk, centre_values, backend)
     return _attend([q, k, v], num_keys, *options)
 
@@ -152,20 +153,6 @@ def _implementation(inputs: Inputs, backend: str) -> ModuleType:
     return implementation(which(inputs.q.device, inputs.q.dtype, head_size=head_size, backend=backend))
 
 
-def _with_centred_values(inputs: Inputs) -> Inputs:
-    if not inputs.options.centre_values:
-        return inputs
-    return inputs._replace(v=(inputs.v - _mean(inputs.v)).to(inputs.v.dtype))
-
-
-def _mean(v: Tensor) -> Tensor:
-    """The mean over the keys, (B, H, 1, E), float32 or float64. Rows of all heads are summed fastest."""
-    B, H, M, E = v.shape
-    rows = v.transpose(1, 2).reshape(B, M, H * E).to(accumulator(v.dtype))
-    mean = rows.mean(1) if M > 0 else rows.sum(1)
-    return mean.reshape(B, H, 1, E)
-
-
 _OPTIONS = "str kind, bool causal, float? scale, bool normalise, bool centre_values, str backend"
 
 
@@ -173,18 +160,14 @@ _OPTIONS = "str kind, bool causal, float? scale, bool normalise, bool centre_val
     "clip_la::linear_attention",
     mutates_args=(),
     schema=f"(Tensor[] qkv, Tensor? gain, Tensor? num_keys, {_OPTIONS})"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f" -> ({', '.join(['Tensor'] * len(Forward._fields))})",
 )
 def _forward_op(qkv: Sequence[Tensor], gain: Tensor | None, num_keys: Tensor | None, *args: Any) -> Forward:
     """The fields of `Forward`. *args: those of `Options` and the name of the backend."""
     inputs = Inputs(*_unpack(qkv), gain, num_keys, Options(*args[:-1]))
     result = empty_forward(inputs)
-    centred = _with_centred_values(inputs)
     with _no_autocast(inputs.q):
-        _implementation(inputs, args[-1]).forward(centred, result)
-    if inputs.options.centre_values:
-        # The rounding of v less its mean is biased, and its sum over the keys is not small beside the output.
-        result.out.sub_(inputs.scale * centred.v.shape[2] * _mean(centred.v))
+        _implementation(inputs, args[-1]).forward(inputs, result)
     return result
 
 
@@ -207,11 +190,7 @@ def _backward_op(
     inputs = Inputs(*_unpack(qkv), gain, None, Options(*args[:-1]))
     result = Gradients(*_unpack(gradients), dgain)
     with _no_autocast(inputs.q):
-        _implementation(inputs, args[-1]).backward(
-            dout, _with_centred_values(inputs), Forward(*saved), result
-        )
-        if inputs.options.centre_values:
-            result.dv.sub_(_mean(result.dv))
+        _implementation(inputs, args[-1]).backward(dout, inputs, Forward(*saved), result)
     return gradients if dgain is None else [*gradients, dgain]
 
 

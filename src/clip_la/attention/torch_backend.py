@@ -15,6 +15,15 @@ and `write_through_norm` takes dq^ and dk^ on to q and k. Eq. 7's scale and gain
 they go into the small matrices S and dS. The causal sums, in `torch_causal.py`, are the same with S, z and
 kappa growing from chunk to chunk.
 
+If v_n less the mean of the M values is to take the place of v_n, S is the same for v_n - c as for v_n:
+
+    S = sum_n k^_n (v_n - c)^T - kappa z^T / M,    z = sum_n (v_n - c),    kappa = sum_n k^_n
+
+and 0 then takes the place of z. With c near the mean, no sum is large beside its own remainder, and what
+rounding v_n - c adds to all of them goes with z. Backward, constant rows take the place of dkappa and dz:
+
+    dk^_n = dS (v_n - mean),    dv_n = dS^T (k^_n - kappa / M)
+
 S, z, kappa, norms, denominators and whatever is added up over pieces are float32 (float64 for float64), and a
 result is rounded to its dtype once, at the end; `operands` and `sum_operands` choose the dtype of the matrix
 products. On the CPU the work is cut in pieces that suit the cores' caches; unit rows live as long as theirs.
@@ -29,6 +38,8 @@ from clip_la.attention.contract import Forward, Gradients, Inputs
 from clip_la.attention.torch_causal import backward_causal, forward_causal
 from clip_la.attention.torch_parts import (
     blocks,
+    centred,
+    first_mean,
     groups,
     operands,
     slope,
@@ -80,13 +91,19 @@ def _forward_full(inputs: Inputs, result: Forward) -> None:
     scale = inputs.scale
     S, kappa = result.state.zero_(), result.key_sum.zero_()
     z = S.new_zeros(*S.shape[:-2], 1, S.shape[-1])
+    if options.centre_values:
+        result.value_mean.copy_(first_mean(v))
     for k_rows, v_rows, k_norm in blocks(k, v, result.k_norm):
         k_rows, v_rows = sum_operands(gain, k_rows, v_rows)
+        if options.centre_values:
+            v_rows = centred(v_rows, result.value_mean)
         k_unit = unit_rows(k_rows, k_norm, options)
         S += k_unit.mT @ v_rows
         z += token_sum(v_rows)
-        if options.has_denominator:
+        if options.keeps_key_sum:
             kappa += token_sum(k_unit).mT
+    if options.centre_values:
+        _centre_sums(result, z, inputs.mean_count)
     z *= scale
     scaled_S = (S * slope(scale, gain)).to(q.dtype)
     for q_rows, num_keys_rows, q_norm, denominator, out, exact_out in blocks(
@@ -122,20 +139,33 @@ def _backward_full(dout: Tensor, inputs: Inputs, saved: Forward, result: Gradien
         G, q_rows = sum_operands(gain, G, q_rows)
         q_unit = unit_rows(q_rows, torch.empty_like(q_norm), options)
         dS += q_unit.mT @ G
-        dz += token_sum(G)
+        if not options.centre_values:
+            dz += token_sum(G)
         if delta is not None:
             dkappa += q_unit.mT @ delta
     if result.dgain is not None:
         result.dgain.add_((S * dS).sum((0, 2, 3), keepdim=True), alpha=scale)
     dz *= scale
     scaled_dS = (dS * slope(scale, gain)).to(q.dtype)
+    if options.centre_values:
+        dz = kappa.mT @ scaled_dS.to(kappa.dtype) / -inputs.mean_count
     for k_rows, v_rows, k_norm, dk, dv in blocks(k, v, saved.k_norm, result.dk, result.dv):
+        if options.centre_values:
+            v_rows = centred(v_rows, saved.value_mean)
         k_unit = unit_rows(k_rows, torch.empty_like(k_norm), options)
         dk_unit = v_rows @ scaled_dS.mT
         if options.has_denominator:
             dk_unit += dkappa.mT
         write_through_norm(dk, dk_unit, k_rows, k_norm, options)
         write_sum(dv, k_unit @ scaled_dS, dz)
+
+
+def _centre_sums(result: Forward, z: Tensor, mean_count: int) -> None:
+    """From sums over v less a row, kept as `value_mean`, to those over v less its mean; z becomes 0."""
+    z /= mean_count
+    result.state.sub_(result.key_sum * z)
+    result.value_mean.add_(z)
+    z.zero_()
 
 
 def _per_head(gain: Tensor | None, like: Tensor) -> Tensor | None:

@@ -108,6 +108,17 @@ def token_sum(x: Tensor) -> Tensor:
     return x.sum(-2, keepdim=True, dtype=accumulator(x.dtype))
 
 
+def first_mean(v: Tensor) -> Tensor:
+    """The mean of the first values, (B, H, 1, E): near that of all, for the cost of a few."""
+    first = v[:, :, :CHUNK]
+    return token_sum(first) / max(first.shape[2], 1)
+
+
+def centred(v: Tensor, mean: Tensor) -> Tensor:
+    """v less a row, rounded to the dtype of v."""
+    return (v - mean).to(v.dtype)
+
+
 def slope(scale: float, gain: Tensor | None) -> float | Tensor:
     """The factor of the cosines in the weights."""
     return scale if gain is None else scale * gain

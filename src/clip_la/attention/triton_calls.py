@@ -54,13 +54,15 @@ def forward_full(inputs: Inputs, result: Forward) -> None:
     if groups == 1:
         launch(
             full_forward_kernel, (B * H,), *queries, view(k), view(v), k_norms, result.state, result.key_sum,
-            *factors, H, N, M, config=config,
+            result.value_mean, *factors, H, N, M, config=config,
         )  # fmt: skip
         return
-    sums = _group_sums(k, v, k_norms, None, None, groups, config).sum(1)
-    S, _, kappa = sums.tensor_split((config.D * config.E, (config.D + 1) * config.E), dim=-1)
+    sums = _group_sums(k, v, k_norms, None, None, result.value_mean, groups, config).sum(1)
+    S, z, kappa = sums.tensor_split((config.D * config.E, (config.D + 1) * config.E), dim=-1)
+    if config.CENTRE:
+        _centre_sums(S, z, kappa, result.value_mean, inputs.mean_count)
     result.state.copy_(S.view_as(result.state))
-    if config.EQ4:
+    if config.SUM_KEYS:
         result.key_sum.copy_(kappa.view_as(result.key_sum))
     size = config.group_size(N, groups)
     launch(queries_kernel, (B * H, groups), *queries, sums, *factors, H, N, M, size, config=config)
@@ -77,14 +79,17 @@ def backward_full(dout: Tensor, inputs: Inputs, saved: Forward, result: Gradient
         view(dout), view(q), saved.state, saved.key_sum, optional(saved.q_norm), optional(saved.denominator),
         _denominator_gradients(dout, saved, config), dsums, dslopes, view(result.dq),
     )  # fmt: skip
-    keys = (view(k), view(v), optional(saved.k_norm), view(result.dk), view(result.dv))
+    keys = (view(k), view(v), optional(saved.k_norm), saved.value_mean, view(result.dk), view(result.dv))
     factors = (gain, inputs.scale)
     if groups == 1:
         launch(full_backward_kernel, (B * H,), *queries, *keys, *factors, H, N, M, config=config)
     else:
         grid, sizes = (B * H, groups), (config.group_size(N, groups), config.group_size(M, groups))
         launch(query_gradients_kernel, grid, *queries, *factors, H, N, sizes[0], config=config)
-        launch(key_gradients_kernel, grid, *keys, dsums.sum(1), *factors, H, M, sizes[1], config=config)
+        launch(
+            key_gradients_kernel, grid, *keys, saved.key_sum, dsums.sum(1), *factors, H, M, sizes[1],
+            config=config,
+        )  # fmt: skip
     _write_gain_gradient(result, dslopes, inputs.scale)
 
 
@@ -167,14 +172,15 @@ def _group_sums(
     norms: Tensor | None,
     denominators: Tensor | None,
     deltas: Tensor | None,
+    shifts: Tensor | None,
     groups: int,
     config: Config,
 ) -> Tensor:
-    """The sums over each group of tokens, (B H, groups, NUM_SUMS)."""
+    """The sums over each group of tokens, (B H, groups, NUM_SUMS). Of values to be centred less `shifts`."""
     B, H, N, _ = x.shape
     sums = _empty(B * H, groups, config.NUM_SUMS, device=x.device)
     launch(
-        group_sums_kernel, (B * H, groups), view(x), view(y), norms, denominators, deltas, sums,
+        group_sums_kernel, (B * H, groups), view(x), view(y), norms, denominators, deltas, shifts, sums,
         H, N, config.group_size(N, groups), config=config,
     )  # fmt: skip
     return sums
@@ -192,11 +198,19 @@ def _sums_beside(
     """For each group the sums over all groups before it (reverse: after it); None if there is one group."""
     if groups == 1:
         return None
-    sums = _group_sums(x, y, None, denominators, deltas, groups, config)
+    sums = _group_sums(x, y, None, denominators, deltas, None, groups, config)
     blocks = (config.NUM_SUMS + _SCAN_BLOCK - 1) // _SCAN_BLOCK
     grid = (sums.shape[0], blocks)
     launch(exclusive_sums_kernel, grid, sums, groups, reverse, _SCAN_BLOCK, config=config)
     return sums
+
+
+def _centre_sums(S: Tensor, z: Tensor, kappa: Tensor, value_mean: Tensor, mean_count: int) -> None:
+    """From sums (B H, ...) over v less a row, in `value_mean`, to those over v less its mean; z becomes 0."""
+    z /= mean_count
+    S -= (kappa[:, :, None] * z[:, None, :]).flatten(1)
+    value_mean += z.view_as(value_mean)
+    z.zero_()
 
 
 def _write_gain_gradient(result: Gradients, dslopes: Tensor, scale: float) -> None:
@@ -213,9 +227,9 @@ def _full_config(inputs: Inputs) -> Config:
     """Tiles of 64 tokens, as Hopper's own matrix instruction takes 64 rows, where the registers allow it."""
     if inputs.q.dtype != torch.bfloat16:
         return config_of(inputs, block=16, num_warps=4, num_stages=1)
-    small, eq4 = _is_small(inputs), inputs.options.has_denominator
-    if small or not eq4:
-        num_warps, num_stages = (4 if small and not eq4 else 8), (2 if small else 1)
+    small, options = _is_small(inputs), inputs.options
+    if small or not options.keeps_key_sum:
+        num_warps, num_stages = (4 if small and not options.has_denominator else 8), (2 if small else 1)
         return config_of(inputs, block=64, num_warps=num_warps, num_stages=num_stages)
     return config_of(inputs, block=32, num_warps=8, num_stages=1)
 

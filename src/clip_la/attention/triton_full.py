@@ -9,6 +9,14 @@ and with G_i = w_i dout_i and delta_i, the gradient of Eq. 4's denominator,
     dS = sum_i q^_i G_i^T,    dz = sum_i G_i,    dkappa = sum_i delta_i q^_i
     dq^_i = a S G_i + delta_i kappa,    dk^_n = a dS v_n + dkappa,    dv_n = a dS^T k^_n + scale dz
 
+If v_n less the mean of the M values is to take the place of v_n, S is the same for v_n - c as for v_n:
+
+    S = sum_n k^_n (v_n - c)^T - kappa z^T / M,    z = sum_n (v_n - c)
+    dk^_n = a dS (v_n - mean),    dv_n = a dS^T (k^_n - kappa / M)
+
+and 0 then takes the place of z. With c, the mean of the first tile, near that of all, the bfloat16 parts of
+v_n - c hold what is left after the mean. dv gets a constant row in place of scale dz.
+
 One program a head makes both passes, one over the keys and one over the queries. Few heads of many tokens
 would leave the GPU idle: then each pass is a launch over groups of tokens, and the groups' sums are added up
 in between, always in the same order.
@@ -21,12 +29,15 @@ import triton.language as tl
 
 from clip_la.attention.triton_parts import (
     add_tokens,
+    first_mean,
+    high,
     load_kappa,
     load_number,
     load_quotient_gradients,
     load_rows,
     load_sums,
     load_transposed_state,
+    load_vector,
     no_sums,
     of_head,
     product,
@@ -90,42 +101,75 @@ def query_gradients(
             dq_unit += delta[:, None] * kappa[None, :]
         dq_rows = through_norm(dq_unit, q_rows, norm, CONFIG.NORMALISE)
         store_rows(dq, start, inside, dq_rows, CONFIG.D, CONFIG.BLOCK_D)
-        dS, dz, dkappa = add_tokens(dS, dz, dkappa, q_rows, dout_rows, factor, weight, delta, CONFIG.EQ4)
+        dS, dz, dkappa = add_tokens(
+            dS, dz, dkappa, q_rows, dout_rows, factor, weight, delta, CONFIG.EQ4, not CONFIG.CENTRE
+        )
     return dS, dz, dkappa, tl.sum(dslope, 0)
 
 
 @triton.jit
+def centred(rows, mean):
+    """Rows less their mean, rounded to the dtype that they came in."""
+    if rows.dtype == tl.bfloat16:
+        left = high(rows.to(tl.float32) - mean[None, :])
+    else:
+        left = (rows.to(tl.float32) - mean[None, :]).to(rows.dtype)
+    return left
+
+
+@triton.jit
+def value_row(dS, dz, key_sum, scale, slope, M, CONFIG: tl.constexpr):
+    """What every dv gets: scale dz, or, of centred values, -a dS^T kappa / M."""
+    if CONFIG.CENTRE:
+        row = tl.sum(dS * (load_kappa(key_sum, CONFIG) * (-slope / tl.maximum(M, 1)))[:, None], 0)
+    else:
+        row = scale * dz
+    return row
+
+
+@triton.jit
 def key_gradients(
-    k, v, k_norms, dk, dv, first_token, begin, end, dS, dS_transposed, dz, dkappa, scale, slope,
-    CONFIG: tl.constexpr,
+    k, v, k_norms, key_sum, value_mean, dk, dv, first_token, begin, end, M, dS, dS_transposed, dz, dkappa,
+    scale, slope, CONFIG: tl.constexpr,
 ):  # fmt: skip
     """Writes dk and dv of the keys begin..end."""
+    dv_row = value_row(dS, dz, key_sum, scale, slope, M, CONFIG)
     for start in range(begin, end, CONFIG.BLOCK):
         inside = tile(start, end, CONFIG.BLOCK)
         k_rows = load_rows(k, start, inside, CONFIG.D, CONFIG.BLOCK_D)
         v_rows = load_rows(v, start, inside, CONFIG.E, CONFIG.BLOCK_E)
+        if CONFIG.CENTRE:
+            v_rows = centred(v_rows, load_vector(value_mean, CONFIG.E, CONFIG.BLOCK_E))
         norm = load_number(k_norms, first_token + start, inside)
         dk_unit = slope * product(v_rows, dS_transposed)
         if CONFIG.EQ4:
             dk_unit += dkappa[None, :]
         dk_rows = through_norm(dk_unit, k_rows, norm, CONFIG.NORMALISE)
         store_rows(dk, start, inside, dk_rows, CONFIG.D, CONFIG.BLOCK_D)
-        dv_rows = product(k_rows, dS) * (slope * unit_factor(norm))[:, None] + (scale * dz)[None, :]
+        dv_rows = product(k_rows, dS) * (slope * unit_factor(norm))[:, None] + dv_row[None, :]
         store_rows(dv, start, inside, dv_rows, CONFIG.E, CONFIG.BLOCK_E)
 
 
 @triton.jit(do_not_specialize=["H", "N", "M"])
 def full_forward_kernel(
-    q, num_keys, out, exact_out, q_norms, denominators, k, v, k_norms, state, key_sum, gain, scale, H, N, M,
-    CONFIG: tl.constexpr,
+    q, num_keys, out, exact_out, q_norms, denominators, k, v, k_norms, state, key_sum, value_mean,
+    gain, scale, H, N, M, CONFIG: tl.constexpr,
 ):  # fmt: skip
     """One program a head: the sums over its keys, then its queries."""
     head = this_head()
+    shift = None
+    if CONFIG.CENTRE:
+        shift = first_mean(of_head(v, head, H), M, CONFIG)
     S, z, kappa = sum_tokens(
-        of_head(k, head, H), of_head(v, head, H), k_norms, None, None, head * M, 0, M, CONFIG
+        of_head(k, head, H), of_head(v, head, H), k_norms, None, None, shift, head * M, 0, M, CONFIG
     )
+    if CONFIG.CENTRE:
+        z /= tl.maximum(M, 1)
+        S -= kappa[:, None] * z[None, :]
+        store_vector(value_mean + head * CONFIG.E, shift + z, CONFIG.E, CONFIG.BLOCK_E)
+        z = zeros(CONFIG.BLOCK_E)
     store_state(state + head * (CONFIG.D * CONFIG.E), S, CONFIG)
-    if CONFIG.EQ4:
+    if CONFIG.SUM_KEYS:
         store_vector(key_sum + head * CONFIG.D, kappa, CONFIG.D, CONFIG.BLOCK_D)
     attend(
         of_head(q, head, H), of_head(out, head, H), of_head(exact_out, head, H), q_norms, denominators,
@@ -150,8 +194,8 @@ def queries_kernel(
 
 @triton.jit(do_not_specialize=["H", "N", "M"])
 def full_backward_kernel(
-    dout, q, state, key_sum, q_norms, denominators, deltas, dsums, dslopes, dq, k, v, k_norms, dk, dv,
-    gain, scale, H, N, M, CONFIG: tl.constexpr,
+    dout, q, state, key_sum, q_norms, denominators, deltas, dsums, dslopes, dq,
+    k, v, k_norms, value_mean, dk, dv, gain, scale, H, N, M, CONFIG: tl.constexpr,
 ):  # fmt: skip
     """One program a head: its queries' gradients and the sums that these make, then its keys' and values'.
 
@@ -171,8 +215,10 @@ def full_backward_kernel(
     store_state(dsums, dS, CONFIG)
     tl.debug_barrier()
     key_gradients(
-        of_head(k, head, H), of_head(v, head, H), k_norms, of_head(dk, head, H), of_head(dv, head, H),
-        head * M, 0, M, dS, load_transposed_state(dsums, CONFIG), dz, dkappa, scale, slope, CONFIG,
+        of_head(k, head, H), of_head(v, head, H), k_norms,
+        key_sum + head * CONFIG.D, value_mean + head * CONFIG.E,
+        of_head(dk, head, H), of_head(dv, head, H), head * M, 0, M, M,
+        dS, load_transposed_state(dsums, CONFIG), dz, dkappa, scale, slope_of(gain, scale, head, H), CONFIG,
     )  # fmt: skip
 
 
@@ -196,13 +242,16 @@ def query_gradients_kernel(
 
 
 @triton.jit(do_not_specialize=["H", "M", "group"])
-def key_gradients_kernel(k, v, k_norms, dk, dv, dsums, gain, scale, H, M, group, CONFIG: tl.constexpr):
+def key_gradients_kernel(
+    k, v, k_norms, value_mean, dk, dv, key_sum, dsums, gain, scale, H, M, group, CONFIG: tl.constexpr
+):  # fmt: skip
     """dk and dv of each group of keys, from the sums over all queries."""
     head, index = this_head(), tl.program_id(1)
     dS, dz, dkappa = load_sums(dsums, head, CONFIG)
     key_gradients(
-        of_head(k, head, H), of_head(v, head, H), k_norms, of_head(dk, head, H), of_head(dv, head, H),
-        head * M, index * group, tl.minimum((index + 1) * group, M),
+        of_head(k, head, H), of_head(v, head, H), k_norms,
+        key_sum + head * CONFIG.D, value_mean + head * CONFIG.E, of_head(dk, head, H), of_head(dv, head, H),
+        head * M, index * group, tl.minimum((index + 1) * group, M), M,
         dS, load_transposed_state(dsums + head * CONFIG.NUM_SUMS, CONFIG), dz, dkappa,
         scale, slope_of(gain, scale, head, H), CONFIG,
     )  # fmt: skip

@@ -41,6 +41,7 @@ class Config:
         NORMALISE: rows of q and k are divided by their norms.
         EQ4: there is a denominator.
         KEEP_EXACT: Eq. 4's output is stored before rounding too.
+        CENTRE: v less its mean over the keys takes the place of v.
         num_warps: warps of a program.
         num_stages: tiles in flight: one worked on, the others being loaded.
     """
@@ -53,8 +54,14 @@ class Config:
     NORMALISE: bool
     EQ4: bool
     KEEP_EXACT: bool
+    CENTRE: bool
     num_warps: int
     num_stages: int
+
+    @property
+    def SUM_KEYS(self) -> bool:  # noqa: N802
+        """Whether there is a kappa."""
+        return self.EQ4 or self.CENTRE
 
     @property
     def NUM_SUMS(self) -> int:  # noqa: N802 - read in kernels, as the other sizes are
@@ -111,6 +118,7 @@ def config_of(inputs: Inputs, *, block: int, num_warps: int, num_stages: int) ->
         NORMALISE=options.normalise,
         EQ4=options.has_denominator,
         KEEP_EXACT=options.has_denominator and inputs.v.dtype != torch.float32,
+        CENTRE=options.centre_values,
         num_warps=num_warps,
         num_stages=num_stages,
     )

@@ -13,7 +13,8 @@ works on one head, or on a group of its tokens.
   every column would fill the registers too.
 - `tl.debug_barrier()` keeps the loads of a later step out of the registers of an earlier one. What is loaded
   twice for that comes from the cache.
-- The sums over tokens are S (BLOCK_D, BLOCK_E), z (BLOCK_E,) and, in Eq. 4, kappa (BLOCK_D,), in float32.
+- The sums over tokens are S (BLOCK_D, BLOCK_E), z (BLOCK_E,) and, in Eq. 4 and for centred values, kappa
+  (BLOCK_D,), in float32.
 """
 
 from __future__ import annotations
@@ -196,15 +197,18 @@ def no_sums(BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr):
 
 
 @triton.jit
-def add_tokens(S, z, kappa, x, y, x_factor, y_weight, kappa_weight, EQ4: tl.constexpr):
+def add_tokens(
+    S, z, kappa, x, y, x_factor, y_weight, kappa_weight, SUM_X: tl.constexpr, SUM_Y: tl.constexpr = True
+):
     """S + sum_n x^_n (w_n y_n)^T, z + sum_n w_n y_n and kappa + sum_n c_n x^_n, where x^ = x_factor x.
 
     x enters the product as it was loaded: then it needs no second part, and is read transposed as it lies.
     """
     y = y.to(tl.float32) * y_weight[:, None]
     S = dot(tl.trans(x), y * x_factor[:, None], S)
-    z += tl.sum(y, 0)
-    if EQ4:
+    if SUM_Y:
+        z += tl.sum(y, 0)
+    if SUM_X:
         kappa += tl.sum(x.to(tl.float32) * (kappa_weight * x_factor)[:, None], 0)
     return S, z, kappa
 
@@ -244,16 +248,27 @@ def write_attention(
 
 
 @triton.jit
-def sum_tokens(x, y, norms, denominators, deltas, first_token, begin, end, CONFIG: tl.constexpr):
+def first_mean(v, M, CONFIG: tl.constexpr):
+    """The mean of a head's first values: near that of all M, for the cost of a tile."""
+    inside = tile(0, M, CONFIG.BLOCK)
+    rows = load_rows(v, 0, inside, CONFIG.E, CONFIG.BLOCK_E)
+    return tl.sum(rows.to(tl.float32), 0) / tl.minimum(tl.maximum(M, 1), CONFIG.BLOCK)
+
+
+@triton.jit
+def sum_tokens(x, y, norms, denominators, deltas, shift, first_token, begin, end, CONFIG: tl.constexpr):
     """S, z and kappa of the tokens begin..end: of keys x and values y, whose norms are stored unless None.
 
-    Or dS, dz and dkappa of queries x and dout y; in Eq. 4 with their denominators and deltas, else None.
+    Unless None, `shift` is taken off all y. Or dS, dz and dkappa of queries x and dout y; in Eq. 4 with their
+    denominators and deltas, else None.
     """
     S, z, kappa = no_sums(CONFIG.BLOCK_D, CONFIG.BLOCK_E)
     for start in range(begin, end, CONFIG.BLOCK):
         inside = tile(start, end, CONFIG.BLOCK)
         x_rows = load_rows(x, start, inside, CONFIG.D, CONFIG.BLOCK_D)
         y_rows = load_rows(y, start, inside, CONFIG.E, CONFIG.BLOCK_E)
+        if shift is not None:
+            y_rows = tl.where(inside[:, None], y_rows.to(tl.float32) - shift[None, :], 0.0)
         norm = row_norms(x_rows, CONFIG.NORMALISE)
         store_number(norms, first_token + start, inside, norm)
         weight = tl.full(norm.shape, 1.0, tl.float32)
@@ -263,7 +278,7 @@ def sum_tokens(x, y, norms, denominators, deltas, first_token, begin, end, CONFI
                 denominators, deltas, first_token + start, inside, CONFIG.EQ4
             )
         S, z, kappa = add_tokens(
-            S, z, kappa, x_rows, y_rows, unit_factor(norm), weight, kappa_weight, CONFIG.EQ4
+            S, z, kappa, x_rows, y_rows, unit_factor(norm), weight, kappa_weight, CONFIG.SUM_KEYS
         )
     return S, z, kappa
 
@@ -308,9 +323,9 @@ def load_vector(pointer, SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit
 def load_kappa(pointer, CONFIG: tl.constexpr):
-    """(BLOCK_D,); Eq. 7 has none: zeros."""
+    """(BLOCK_D,); zeros where there is none."""
     kappa = zeros(CONFIG.BLOCK_D)
-    if CONFIG.EQ4:
+    if CONFIG.SUM_KEYS:
         kappa = load_vector(pointer, CONFIG.D, CONFIG.BLOCK_D)
     return kappa
 
@@ -321,7 +336,7 @@ def store_sums(sums, place, S, z, kappa, CONFIG: tl.constexpr):
     sums += place * CONFIG.NUM_SUMS
     store_state(sums, S, CONFIG)
     store_vector(sums + CONFIG.D * CONFIG.E, z, CONFIG.E, CONFIG.BLOCK_E)
-    if CONFIG.EQ4:
+    if CONFIG.SUM_KEYS:
         store_vector(sums + (CONFIG.D + 1) * CONFIG.E, kappa, CONFIG.D, CONFIG.BLOCK_D)
 
 
@@ -334,11 +349,16 @@ def load_sums(sums, place, CONFIG: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["H", "N", "group"])
-def group_sums_kernel(x, y, norms, denominators, deltas, sums, H, N, group, CONFIG: tl.constexpr):
-    """`sum_tokens` of each group of tokens of each head."""
+def group_sums_kernel(x, y, norms, denominators, deltas, shifts, sums, H, N, group, CONFIG: tl.constexpr):
+    """`sum_tokens` of each group of tokens of each head; of values to be centred, less their `first_mean`."""
     head, index = this_head(), tl.program_id(1)
+    shift = None
+    if CONFIG.CENTRE:
+        shift = first_mean(of_head(y, head, H), N, CONFIG)
+        if index == 0:
+            store_vector(shifts + head * CONFIG.E, shift, CONFIG.E, CONFIG.BLOCK_E)
     S, z, kappa = sum_tokens(
-        of_head(x, head, H), of_head(y, head, H), norms, denominators, deltas,
+        of_head(x, head, H), of_head(y, head, H), norms, denominators, deltas, shift,
         head * N, index * group, tl.minimum((index + 1) * group, N), CONFIG,
     )  # fmt: skip
     store_sums(sums, head * tl.num_programs(1) + index, S, z, kappa, CONFIG)

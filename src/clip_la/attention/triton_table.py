@@ -9,10 +9,11 @@ launches over the hardware's rates, not measurements.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -32,8 +33,10 @@ DTYPES = tuple(triton_backend.MAX_HEAD_SIZES)
 KINDS = {
     "eq7": Options("eq7", causal=False, scale=0.5, normalise=True),
     "eq4": Options("eq4", causal=False, scale=None, normalise=True),
+    "centred": Options("eq7", causal=False, scale=0.5, normalise=True, centre_values=True),
 }
-"""Eq. 7 with a gain, Eq. 4 with normalised rows: without a gain or with raw rows, code is only left out."""
+"""Eq. 7 with a gain, Eq. 4 with normalised rows, Eq. 7 with a gain and centred values. Without a gain or with
+raw rows, code is only left out."""
 
 QUICK = {(torch.bfloat16, 64)}
 """What `--quick` compiles of dtypes and head sizes."""
@@ -120,7 +123,9 @@ def kernels(dtype: torch.dtype, D: int, kind: str) -> Iterator[Launch]:
     """Every kernel that inputs of such rows are served with, once."""
     seen = set()
     for causal, shapes in _SHAPES.items():
-        options = Options(kind, causal, KINDS[kind].scale, normalise=True)
+        options = dataclasses.replace(KINDS[kind], causal=causal)
+        if causal and options.centre_values:
+            continue
         for shape in shapes:
             for launch in itertools.chain(*record(*shape, D, dtype, options)):
                 key = (_name(launch), launch.config, tuple(x is None for x in launch.arguments))
@@ -129,11 +134,11 @@ def kernels(dtype: torch.dtype, D: int, kind: str) -> Iterator[Launch]:
                     yield launch
 
 
-def compile_rows(dtypes_and_sizes: set[tuple[torch.dtype, int]]) -> Iterator[Row]:
-    """A row for each kernel that the backend launches for these dtypes and head sizes, compiled for sm_90."""
+def compile_rows(dtypes_and_sizes: set[tuple[torch.dtype, int]], kinds: Collection[str]) -> Iterator[Row]:
+    """A row for each kernel that the backend launches for these inputs, compiled for sm_90."""
     for dtype, D in itertools.product(DTYPES, HEAD_SIZES):
         if (dtype, D) in dtypes_and_sizes and triton_backend.MAX_HEAD_SIZES[dtype] >= D:
-            for kind in KINDS:
+            for kind in kinds:
                 for launch in kernels(dtype, D, kind):
                     yield Row(launch, dtype, kind, compile_for_hopper(launch))
 
@@ -237,6 +242,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--dtype", choices=[str(x).removeprefix("torch.") for x in DTYPES], help="this one only"
     )
     parser.add_argument("--head-size", type=int, choices=HEAD_SIZES, help="this one only")
+    parser.add_argument("--kind", choices=tuple(KINDS), help="this one only")
     options = parser.parse_args(arguments)
     chosen = QUICK if options.quick else set(itertools.product(DTYPES, HEAD_SIZES))
     if options.dtype is not None:
@@ -245,7 +251,7 @@ def main(arguments: list[str] | None = None) -> int:
         chosen = {pair for pair in chosen if pair[1] == options.head_size}
     today = datetime.datetime.now(tz=datetime.timezone.utc).date()
     print(f"Compiled for sm_90 on {today} with Triton {triton.__version__} (torch {torch.__version__}).\n")
-    problems = _print_table(compile_rows(chosen))
+    problems = _print_table(compile_rows(chosen, KINDS if options.kind is None else [options.kind]))
     print("\nPREDICTED times in ms, from bytes and products; nothing here was measured.\n")
     _print_predictions()
     for problem in problems:

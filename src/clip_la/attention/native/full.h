@@ -1,4 +1,10 @@
 // Every query sees every key: sums over all keys, then rows that read them, and the same way back.
+//
+// If v_n less the mean of the M values is to take the place of v_n, S is the same for v_n - c as for v_n:
+//     S = sum k^_n (v_n - c)^T - kappa z^T / M,    z = sum (v_n - c)
+// and 0 then takes the place of z. With c, the mean of the first block, near that of all, no engine's rounding
+// is large beside what is left. Backward, constant rows take the place of dkappa and dz:
+//     dk^_n = w gain (dS v_n - dS mean),    dv_n = w gain (dS^T k^_n - dS^T kappa / M)
 
 #pragma once
 
@@ -6,29 +12,78 @@
 
 namespace clip_la {
 
-// S, z and kappa of a segment.
+// The mean of the head's first block of values.
+template <class T>
+void first_mean(const Problem& p, const Task& task, float* V, float* mean) {
+    const int count = int(std::min<int64_t>(p.M, kBlock)), E = p.padded_E();
+    load_block<T>(p.v, task, 0, count, p.E, V);
+    std::fill_n(mean, E, 0.0f);
+    add_rows(mean, kOnes.data(), V, count, E);
+    scale_row(mean, 1.0f / std::max(count, 1), E);
+}
+
+// S, z and kappa of a segment. Values to be centred come in less their `first_mean`, which is kept as theirs.
 template <class T, class Engine>
 void sum_keys(const Problem& p, const Heads& heads, const Scratch& scratch, const Engine& engine,
               const HeadSums& sums, bool norms_known) {
+    const int D = p.padded_D(), E = p.padded_E();
     float *K = scratch.block(0), *V = scratch.block(1);
+    float c[kMaxHeads][kMaxWidth];
+    for (int64_t i = 0; p.centre_values && i < heads.count; ++i) {
+        first_mean<T>(p, heads.task(i), V, c[i]);
+        if (heads.segment == 0) store_row(c[i], p.E, p.value_mean + head_number(p, heads.task(i)) * p.E);
+    }
     for_each_block(p, p.M, heads, [&](int64_t i, const Task& task, int64_t first, int count) {
         float factors[kMaxBlock];
         load_with_factors<T>(p, p.k, p.k_norm, norms_known, task, first, count, K, factors);
         load_block<T>(p.v, task, first, count, p.E, V);
+        if (p.centre_values) {
+            for (int row = 0; row < count; ++row) add_row(V + row * E, -1, c[i], E);
+            add_rows(sums[i].kappa, factors, K, count, D);
+        }
         add_to_sums(p, engine, sums[i], {K, factors}, {V, kOnes.data()}, kOnes.data(), count);
     });
 }
 
-// S and kappa over all keys, for backward.
-inline void save_state(const Problem& p, const Task& task, const Sums& sums) {
-    const int64_t head = task.b * p.H + task.h;
+// From sums over v_n - c to those over v_n less the mean, which is kept.
+inline void centre_sums(const Problem& p, const Task& task, const Sums& sums) {
+    const int E = p.padded_E();
+    float mean[kMaxWidth], *kept = p.value_mean + head_number(p, task) * p.E;
+    load_row(kept, p.E, mean, E);
+    scale_row(sums.z, p.inverse_M(), E);
+    for (int64_t d = 0; d < p.D; ++d) add_row(sums.S + d * E, -sums.kappa[d], sums.z, E);
+    add_row(mean, 1, sums.z, E);
+    store_row(mean, p.E, kept);
+    std::fill_n(sums.z, E, 0.0f);
+}
+
+// dS, dz and dkappa over all queries: of centred values, the last two become the rows that take their place.
+inline void finish_gradients(const Problem& p, const Task& task, const Sums& sums) {
+    if (!p.centre_values) return;
+    const int D = p.padded_D(), E = p.padded_E();
+    const int64_t head = head_number(p, task);
+    const float gain = p.gain_of(task.h);
+    float kappa[kMaxWidth], mean[kMaxWidth];
+    load_row(p.key_sum + head * p.D, p.D, kappa, D);
+    load_row(p.value_mean + head * p.E, p.E, mean, E);
+    row_dots(sums.S, mean, 0, D, E, sums.kappa);
+    scale_row(sums.kappa, -p.scale * gain, D);
+    std::fill_n(sums.z, E, 0.0f);
+    add_rows(sums.z, kappa, sums.S, D, E);
+    scale_row(sums.z, -gain * p.inverse_M(), E);
+}
+
+// Sums over all keys: centred if they are to be, and S and kappa kept for backward.
+inline void finish_sums(const Problem& p, const Task& task, const Sums& sums) {
+    if (p.centre_values) centre_sums(p, task, sums);
+    const int64_t head = head_number(p, task);
     for (int64_t d = 0; d < p.D; ++d)
         store_row(sums.S + d * p.padded_E(), p.E, p.state + (head * p.D + d) * p.E);
-    if (p.has_denominator) store_row(sums.kappa, p.D, p.key_sum + head * p.D);
+    if (p.key_sum) store_row(sums.kappa, p.D, p.key_sum + head * p.D);
 }
 
 inline void load_state(const Problem& p, const Task& task, float* S, float* kappa) {
-    const int64_t head = task.b * p.H + task.h;
+    const int64_t head = head_number(p, task);
     memset(S, 0, sizeof(float) * p.padded_D() * p.padded_E());
     for (int64_t d = 0; d < p.D; ++d)
         load_row(p.state + (head * p.D + d) * p.E, p.E, S + d * p.padded_E(), p.padded_E());
@@ -117,7 +172,7 @@ void backward_keys(const Problem& p, const Heads& heads, const Scratch& scratch,
         engine.product(count, V, right_T[i], dK);
         engine.product(count, K, right[i], dV);
         for (int row = 0; row < count; ++row) {
-            if (p.has_denominator) add_row(dK + row * D, 1, sums[i].kappa, D);
+            if (p.has_denominator || p.centre_values) add_row(dK + row * D, 1, sums[i].kappa, D);
             scale_row(dV + row * E, factors[row], E);
             add_row(dV + row * E, w, sums[i].z, E);
         }

@@ -57,13 +57,13 @@ void forward_full(const Problem& p, const Scratch& scratch, const Engine& engine
         const HeadSums sums = new_sums(p, p.sums, scratch, heads);
         sum_keys<T>(p, heads, scratch, engine, sums, false);
         if (p.num_segments > 1) return;
-        for (int64_t i = 0; i < heads.count; ++i) save_state(p, heads.task(i), sums[i]);
+        for (int64_t i = 0; i < heads.count; ++i) finish_sums(p, heads.task(i), sums[i]);
         read_sums<T>(p, heads, scratch, engine, sums);
     });
     if (p.num_segments == 1) return;
     for_each_head(p, [&](const Task& head) {
         total(p, p.sums, head);
-        save_state(p, head, sums_at(p, p.sums, head));
+        finish_sums(p, head, sums_at(p, p.sums, head));
     });
     for_each_heads(p, [&](const Heads& heads) {
         read_sums<T>(p, heads, scratch, engine, total_sums(p, p.sums, heads));
@@ -75,10 +75,15 @@ void backward_full(const Problem& p, const Scratch& scratch, const Engine& engin
     for_each_heads(p, [&](const Heads& heads) {
         const HeadSums sums = new_sums(p, p.later_sums, scratch, heads);
         backward_queries<T>(p, heads, scratch, engine, sums);
-        if (p.num_segments == 1) backward_keys<T>(p, heads, scratch, engine, sums);
+        if (p.num_segments > 1) return;
+        for (int64_t i = 0; i < heads.count; ++i) finish_gradients(p, heads.task(i), sums[i]);
+        backward_keys<T>(p, heads, scratch, engine, sums);
     });
     if (p.num_segments == 1) return;
-    for_each_head(p, [&](const Task& head) { total(p, p.later_sums, head); });
+    for_each_head(p, [&](const Task& head) {
+        total(p, p.later_sums, head);
+        finish_gradients(p, head, sums_at(p, p.later_sums, head));
+    });
     for_each_heads(p, [&](const Heads& heads) {
         backward_keys<T>(p, heads, scratch, engine, total_sums(p, p.later_sums, heads));
     });

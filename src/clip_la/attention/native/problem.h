@@ -31,13 +31,13 @@ struct Tensor {
 // See contract.py for the tensors. Those of one number a row have width 1. Absent ones are null.
 struct Problem {
     int64_t B, H, N, M, D, E;
-    int32_t causal, normalise, has_denominator, num_threads;
-    int64_t num_segments;
+    int32_t causal, normalise, has_denominator, centre_values;
+    int64_t num_threads, num_segments;
     float scale, norm_floor, denominator_floor;
     const float* gain;  // (H,)
     Tensor q, k, v, num_keys;
     Tensor out, exact_out, q_norm, k_norm, denominator;
-    float *state, *key_sum;  // (B, H, D, E), (B, H, D)
+    float *state, *key_sum, *value_mean;  // (B, H, D, E), (B, H, D), (B, H, E)
     Tensor dout, dq, dk, dv;
     float* dgain;              // (B, H, num_segments)
     float *sums, *later_sums;  // (B, H, num_segments, sums_size), where there are several segments
@@ -49,6 +49,7 @@ struct Problem {
     float gain_of(int64_t h) const { return gain ? gain[h] : 1.0f; }
     int block() const { return causal && N <= kMaxBlock ? kMaxBlock : kBlock; }
     float constant_weight() const { return has_denominator ? 1.0f : scale; }
+    float inverse_M() const { return 1.0f / std::max<int64_t>(M, 1); }
 };
 
 struct Range {
@@ -65,6 +66,11 @@ inline Range segment_tokens(int64_t length, int64_t num_segments, int64_t segmen
 struct Task {
     int64_t b, h, segment;
 };
+
+// Of all heads of all sequences.
+inline int64_t head_number(const Problem& p, const Task& task) {
+    return task.b * p.H + task.h;
+}
 
 template <class Work>
 void for_each_head(const Problem& p, Work work) {
@@ -83,7 +89,7 @@ struct Heads {
 // As many as leave work for every thread, and whose sums and packed states the second-level cache holds.
 inline int64_t Problem::num_heads_together() const {
     const int64_t cached = (1 << 18) / (4 * sums_size());
-    const int64_t shared = B * H * num_segments / std::max(num_threads, 1);
+    const int64_t shared = B * H * num_segments / std::max<int64_t>(num_threads, 1);
     return std::max<int64_t>(1, std::min<int64_t>({cached, shared, H, kMaxHeads}));
 }
 
@@ -134,7 +140,7 @@ inline Sums sums_in(const Problem& p, float* S) {
 using HeadSums = std::array<Sums, kMaxHeads>;
 
 inline Sums sums_at(const Problem& p, float* buffer, const Task& task) {
-    return sums_in(p, buffer + ((task.b * p.H + task.h) * p.num_segments + task.segment) * p.sums_size());
+    return sums_in(p, buffer + (head_number(p, task) * p.num_segments + task.segment) * p.sums_size());
 }
 
 inline Sums zeros(const Problem& p, const Sums& sums) {
