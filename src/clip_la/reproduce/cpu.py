@@ -136,7 +136,7 @@ def _convergence(run: CpuRun) -> Panel:
         "Data": data.description,
         "Sizes": ", ".join(f"{kind} {model}" for kind, model in MODELS.items())
         + f"; {IMAGE_SIZE} px, 17 tokens",
-        **_training_facts(flags, budget.num_points, "zero-shot after the last"),
+        **_training_facts(flags, f"{budget.num_points} times along a training; zero-shot after the last"),
         "Learning rate": f"{flags['lr']:g} for all",
         "Seeds": f"{', '.join(map(str, budget.seeds))}: of weights and of the order of the data",
     }
@@ -166,7 +166,7 @@ def _fit(run: CpuRun) -> Panel:
         "Data": data.description,
         "Sizes": f"towers of width {', '.join(map(str, budget.fit_widths))}, 6 layers for images and 4 for "
         "text, as in the nano model",
-        **_training_facts(flags, 1, "which counts"),
+        **_training_facts(flags, "after the last sample"),
         "Learning rate": ", ".join(f"{learning_rate(width):.2g}" for width in budget.fit_widths)
         + " in that order, for all kinds: beyond a width of 64 in inverse proportion to it",
         "Seeds": f"{', '.join(map(str, budget.fit_seeds))}, equal for all sizes and kinds",
@@ -186,12 +186,11 @@ def _train(run: CpuRun, trainings: Iterable[Training], title: str) -> dict[str, 
     return {training.name: folder for training, folder in zip(chosen, folders, strict=True)}
 
 
-def _training_facts(flags: Mapping[str, Any], num_points: int, held_out: str) -> dict[str, str]:
-    times = "after the last sample" if num_points == 1 else f"{num_points} times along a training"
+def _training_facts(flags: Mapping[str, Any], held_out: str) -> dict[str, str]:
     return {
         "Budget": f"{flags['train_num_samples']:,} samples a training, batch {flags['batch_size']}, "
         f"{flags['warmup']} steps of warm-up and a cosine, {flags['precision']}",
-        "Held out": f"the loss tells 256 pairs apart, {times}; {held_out}",
+        "Held out": f"the loss tells 256 pairs apart, {held_out}",
     }
 
 
