@@ -21,7 +21,7 @@ from clip_la.cli import main
 from clip_la.exit_codes import EXIT_FAILED, EXIT_USAGE
 from clip_la.export import hub
 from clip_la.model_choice import ModelChoice, load_model
-from tiny_run import SAMPLES, write_model_config
+from tiny_run import RECOMMENDED, SAMPLES, write_model_config
 
 FILES = {"open_clip_config.json", "open_clip_model.safetensors", "README.md"}
 
@@ -147,10 +147,7 @@ def test_a_damaged_log_leaves_a_card_without_figures(
 def test_safetensors_alone(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "sub" / "weights.safetensors"
     assert main(["export", str(run_folder), "--safetensors", str(path)]) == 0
-    config = write_model_config(
-        tmp_path / "ViT-twin.json", {"kind": "eq7", "gain": "learned", "scale": "length"}
-    )
-    open_clip.add_model_config(config)
+    open_clip.add_model_config(write_model_config(tmp_path / "ViT-twin.json", RECOMMENDED))
     model = open_clip.create_model("ViT-twin", pretrained=str(path)).eval()
     images = torch.rand(2, 3, 32, 32)
     assert torch.equal(model.encode_image(images), load_bundle(run_folder).model.encode_image(images))

@@ -115,8 +115,8 @@ def test_pictures_are_upright(run_folder: Path, tmp_path: Path) -> None:
     upright, turned, other = (
         item["probabilities"]["red"] for item in json.loads(found.read_text())["images"]
     )
-    assert turned == pytest.approx(upright, abs=1e-5)
-    assert other != pytest.approx(upright, abs=1e-3)
+    assert turned == pytest.approx(upright, abs=1e-6)
+    assert other != pytest.approx(upright, abs=1e-4)
 
 
 def test_a_broken_file_fails_only_where_it_was_named(
