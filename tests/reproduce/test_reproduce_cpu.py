@@ -14,6 +14,7 @@ from clip_la.reproduce import child, cpu
 from clip_la.reproduce.budget import FULL, Budget
 from clip_la.reproduce.estimate import estimated_seconds
 from clip_la.reproduce.kinds import MODELS
+from clip_la.reproduce.settings import learning_rate, training_flags
 
 TINY = Budget(
     lengths=(256, 1024, 2048),
@@ -43,6 +44,16 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def reproduce(out: Path, *flags: str) -> int:
     return main(["reproduce", "--quick", "--out", str(out), *flags])
+
+
+def test_a_training_is_one_pass_with_held_out_losses_inside_it() -> None:
+    flags = training_flags(16_000, num_points=8)
+    assert (flags["epochs"], flags["train_num_samples"], flags["val_every_samples"]) == (1, 8 * 1984, 1984)
+    assert flags["warmup"] == 49  # of 248 steps
+
+
+def test_wider_models_learn_at_lower_rates() -> None:
+    assert [learning_rate(width) for width in (32, 64, 128, 256)] == [1e-3, 1e-3, 5e-4, 2.5e-4]
 
 
 @pytest.mark.usefixtures("tiny", "stand_in")
