@@ -77,7 +77,10 @@ def main() -> None:
         )
     groups = read_groups(sorted((arguments.out / "runs").glob("*/")))
     if arguments.command == "transfer":
-        tables = [format_transfer(setting, groups[setting], arguments.out / "transfer") for setting in groups]
+        tables = [
+            format_transfer(setting, groups[setting], arguments.out / "transfer")
+            for setting in sorted(groups)
+        ]
     else:
         tables = [format_table(setting, groups[setting]) for setting in sorted(groups)]
         plot(groups, [arguments.out / f"variants.{suffix}" for suffix in ("png", "svg")])

@@ -204,6 +204,7 @@ def _without_random_init_warning() -> Iterator[None]:
     noise = ("No pretrained weights loaded", "Local config loaded, but no CLIP weights")
 
     def keep(record: logging.LogRecord) -> bool:
+        """Whether a log record is more than noise."""
         return not record.getMessage().startswith(noise)
 
     logger.addFilter(keep)

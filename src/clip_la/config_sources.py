@@ -105,6 +105,7 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader that refuses keys given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As SafeLoader does it, but a key given twice is an error."""
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         twice = sorted({str(key) for key in keys if keys.count(key) > 1})
         if twice:

@@ -103,6 +103,7 @@ def _tensorboard_sink(folder: Path) -> Sink:
     writer = SummaryWriter(str(folder))
 
     def write(kind: str, samples: int, values: Mapping[str, Any]) -> None:
+        """One line's numbers into TensorBoard."""
         for name, value in scalars(kind, values).items():
             writer.add_scalar(name, value, samples)
         writer.flush()
@@ -129,6 +130,7 @@ def _wandb_sink(config: RunConfig, folder: Path) -> Sink:
     )
 
     def write(kind: str, samples: int, values: Mapping[str, Any]) -> None:
+        """One line's numbers into Weights & Biases."""
         run.log({**scalars(kind, values), "samples": samples})
 
     return write

@@ -30,6 +30,7 @@ class _RegisteringFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """OpenCLIP's spec, with the registration at its end; None for every other module."""
         if fullname != _OPENCLIP:
             return None
         behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
@@ -46,6 +47,7 @@ def _register_after_import(spec: ModuleSpec) -> None:
     execute = loader.exec_module
 
     def execute_and_register(module: ModuleType) -> None:
+        """Import OpenCLIP, then register."""
         execute(module)
         _register()
 

@@ -46,6 +46,7 @@ def step_call(model: Any, step: Step, device: torch.device) -> Call:
     contrast = open_clip.ClipLoss()
 
     def call() -> None:
+        """One training step."""
         with torch.autocast(device.type, torch.bfloat16, enabled=step.precision == "amp_bf16"):
             if step.tower == "image":
                 loss = model.encode_image(images).float().square().sum()

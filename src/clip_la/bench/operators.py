@@ -84,6 +84,7 @@ def forward_call(operator: Operator, shape: Shape, packed: Tensor) -> Call:
     """The forward pass alone, without a graph."""
 
     def call() -> None:
+        """One forward pass."""
         with torch.inference_mode():
             operator.attention(packed, shape.causal)
 
@@ -96,6 +97,7 @@ def training_call(operator: Operator, shape: Shape, packed: Tensor) -> Call:
     dout = shape.gradient(packed.device)
 
     def call() -> None:
+        """One forward and one backward pass."""
         torch.autograd.grad(operator.attention(leaf, shape.causal), leaf, dout)
 
     return call
@@ -106,6 +108,7 @@ def ceiling_calls(shape: Shape, packed: Tensor, training: bool) -> dict[str, Cal
     q, k, v = (x.contiguous() for x in _qkv(packed))
 
     def matmul() -> None:
+        """k^T v, q S, and in training the products that their gradients take."""
         S = k.mT @ v
         q @ S
         if training:

@@ -125,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
     world = init_world(args.device)
 
     def evaluate(path: Path) -> dict[str, Any]:
+        """Evaluate one checkpoint, and print it on the main rank."""
         bundle = load_bundle(path, precision=args.precision, device=world.device)
         report = run_evaluation(bundle, options, str(path))
         if world.is_main:

@@ -38,6 +38,7 @@ class _Prefixed:
         self._rest = rest
 
     def read(self, size: int, /) -> bytes:
+        """The bytes that were looked at first, then the rest."""
         if self._start:
             chunk, self._start = self._start[:size], self._start[size:]
             return chunk

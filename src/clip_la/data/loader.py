@@ -279,6 +279,7 @@ def _start_worker(is_closing: Event, worker: int) -> None:
     parent = multiprocessing.parent_process()
 
     def end_if_closing(*_: object) -> None:
+        """End this worker if the loader is closing or the training process is gone."""
         if is_closing.is_set() or parent is None or not parent.is_alive():
             os._exit(0)
 

@@ -231,6 +231,7 @@ def read_ahead(items: Generator[T, None, None] | Iterator[T]) -> Generator[T, No
     is_closed = threading.Event()
 
     def make() -> None:
+        """Make items as permits come; what ends it is handed over too."""
         while permits.acquire() and not is_closed.is_set():
             try:
                 made.put((next(items), None))

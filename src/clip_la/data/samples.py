@@ -64,6 +64,7 @@ def read_shard(
 
 def _read_entries(url: str, limits: Limits, options: OpenOptions, text_suffix: str) -> Iterator[Entry]:
     def member_limit(name: str) -> int | None:
+        """Bytes that a member of this name may have; None for one that is never read."""
         _, suffix = split_name(name)
         if suffix == text_suffix:
             return limits.caption_bytes
@@ -133,6 +134,7 @@ class _Group:
     bad: BadMember | None = None
 
     def add(self, suffix: str, entry: Member | BadMember) -> None:
+        """Take in a member of the sample."""
         if isinstance(entry, BadMember):
             self.bad = self.bad or entry
         if suffix == self.text_suffix or suffix in IMAGE_SUFFIXES:
@@ -144,6 +146,7 @@ class _Group:
             self.others.append(suffix)
 
     def finish(self, shard: str) -> Iterator[RawSample | Loss]:
+        """The sample, or why there is none, and what was lost beside it."""
         images = [data for suffix in IMAGE_SUFFIXES if (data := self.members.get(suffix)) is not None]
         text = self.members.get(self.text_suffix, b"" if self.images_alone else None)
         if images and text is not None:

@@ -169,6 +169,7 @@ def _model_type(bundle: ClipBundle) -> Iterator[None]:
     from clip_benchmark import models
 
     def load(device: str | torch.device, **_: Any) -> tuple[Any, Any, Any]:
+        """What CLIP_benchmark expects of a model type: model, transform, tokenizer."""
         return bundle.model.to(device), bundle.preprocess_val, bundle.tokenizer
 
     models.MODEL_TYPES.append(MODEL_TYPE)

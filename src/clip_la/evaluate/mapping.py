@@ -117,6 +117,7 @@ def _ambiguous(candidates: dict[str, list[int]], classes: ClassSet, noun: str) -
     ambiguous = [folder for folder, found in candidates.items() if len(found) > 1]
 
     def describe(folder: str) -> str:
+        """A folder, and the classes that it may be."""
         return f"{folder} ({' or '.join(_name_class(classes, i) for i in candidates[folder][:_MAX_LISTED])})"
 
     advice = f"give a file of `{noun}<TAB>name` lines"
@@ -130,6 +131,7 @@ def _shared(class_of: dict[str, int], classes: ClassSet, noun: str) -> list[str]
     shared = [index for index, folders in folders_of.items() if len(folders) > 1]
 
     def describe(index: int) -> str:
+        """A class, and the folders that it has."""
         return f"{_name_class(classes, index)} ({', '.join(folders_of[index][:_MAX_LISTED])})"
 
     return _problem(shared, f"class(es) have several {noun}s", describe, f"rename or merge the {noun}s")
@@ -139,6 +141,7 @@ def _unknown(folders: Sequence[str], classes: ClassSet, noun: str) -> list[str]:
     names = [normalise_name(name) for name in classes.names]
 
     def describe(folder: str) -> str:
+        """A folder, and the class name that is nearest."""
         near = get_close_matches(normalise_name(folder), names, n=1, cutoff=0.75)
         return f"{folder} (near {near[0]!r})" if near else folder
 

@@ -78,6 +78,7 @@ _Target = Callable[[Tensor, Tensor], Tensor]
 
 def _best_own_text(image_of_text: Tensor) -> _Target:
     def target(scores: Tensor, rows: Tensor) -> Tensor:
+        """The best scored of each row's own texts."""
         is_own = image_of_text == rows[:, None]
         return scores.masked_fill(~is_own, float("-inf")).argmax(dim=1)
 

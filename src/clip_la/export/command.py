@@ -137,6 +137,7 @@ def _write_folder(
     about = None if options.about is None else options.about.read_text(encoding="utf-8")
 
     def fill(partial: Path) -> str:
+        """Write what lies beside the weights; the text of the model card."""
         if options.onnx:
             checks.extend(write_onnx(bundle, partial / ONNX_FOLDER))
         return write_card(bundle, facts, repo=options.push_to_hub, checks=checks, about=about)

@@ -42,15 +42,18 @@ class _Scene:
 
     @classmethod
     def of(cls, runs: Sequence[Run], facts: Mapping[str, ModelFacts], axis: XAxis) -> _Scene:
+        """The runs that can be drawn on an axis."""
         drawable = [run for run in runs if positions(axis, run, facts[run.name], np.zeros(0)) is not None]
         return cls(drawable, facts, looks_of(runs), axis)
 
     def x(self, run: Run, samples: Sequence[int]) -> FloatArray:
+        """Where numbers of samples of a run lie on the axis."""
         found = positions(self.axis, run, self.facts[run.name], np.array(samples, dtype=np.float64))
         assert found is not None  # of a drawable run
         return found
 
     def finish(self, panels: Sequence[Axes], ends: Sequence[Sequence[EndLabel]]) -> None:
+        """Limits, axis labels and the labels of the curves."""
         for axes, labels in zip(panels, ends, strict=True):
             axes.set_xlim(left=0)
             axes.set_xlabel(self.axis.label)

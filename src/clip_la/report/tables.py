@@ -200,6 +200,7 @@ def _wait_cell(summary: RunSummary) -> str:
 
 def _validation_column(name: str) -> Column:
     def cell(summary: RunSummary) -> str:
+        """The newest loss, and the best where that is another."""
         found = next((value for value in summary.validation if value.name == name), None)
         if found is None:
             return EMPTY
@@ -211,13 +212,16 @@ def _validation_column(name: str) -> Column:
 
 def _zeroshot_columns(name: str) -> list[Column]:
     def find(summary: RunSummary) -> ZeroShot | None:
+        """The result of this evaluation, if the run has it."""
         return next((value for value in summary.zeroshot if value.name == name), None)
 
     def top1(summary: RunSummary) -> str:
+        """Accuracy with its interval."""
         found = find(summary)
         return EMPTY if found is None else accuracy(found)
 
     def chance(summary: RunSummary) -> str:
+        """The accuracy of guessing."""
         found = find(summary)
         return EMPTY if found is None else percent(found.chance, 2)
 

@@ -71,6 +71,7 @@ class _Queue:
         return ("finished", "non_finite") if self.accept_non_finite else ("finished",)
 
     def fill(self, processes: int) -> None:
+        """Start waiting trainings until so many run."""
         while self.waiting and len(self.running) < processes:
             self.running.append(start_child(self.waiting.pop(0)))
 
